@@ -1,0 +1,160 @@
+"""What an experiment is: every setting, its default, and what makes it invalid.
+
+A config is a locked `ml_collections.ConfigDict`: an unknown name fails at once and names the
+nearest valid one. Files in `configs/` start from `default_config()` and change what they need.
+"""
+
+import json
+from typing import Any
+
+import ml_collections
+
+from fedjax_flat import errors
+
+# May differ between two runs of one run folder: they change how long and how closely we look at
+# training, never a bit of it.
+FREE = ("rounds", "rounds_per_dispatch", "eval", "checkpoint", "tensorboard", "debug")
+
+
+def default_config() -> ml_collections.ConfigDict:
+    """FedAvg on the embedded digits; the reference of all settings."""
+    c = ml_collections.ConfigDict()
+    c.seed = 0
+    c.rounds = 100
+    c.rounds_per_dispatch = 50  # at most; the loop takes fewer when rounds are long
+    c.debug = False  # without jit, naming client, step and tensor of the first non-finite value
+    c.tensorboard = False
+
+    c.data = ml_collections.ConfigDict()
+    c.data.name = "digits"
+    c.data.crop_padding = 0
+    c.data.flip = False
+
+    c.partition = ml_collections.ConfigDict()
+    c.partition.name = "dirichlet"  # iid | dirichlet | released
+    c.partition.clients = 20  # released: ignored
+    c.partition.alpha = 0.5  # dirichlet: 0 is one class per client
+    c.partition.size_sigma = 0.0  # deviation of log sizes; 0 is equal sizes
+    c.partition.seed = 0  # apart from the training seed, so that seeds share their clients
+    c.partition.file = ""  # released: path of fedsam-splits.npz
+    c.partition.split = ""  # released: e.g. cifar10_alpha_0.05
+
+    c.model = ml_collections.ConfigDict()
+    c.model.name = "mlp"
+
+    c.algorithm = ml_collections.ConfigDict()
+    c.algorithm.name = "fedavg"
+    c.algorithm.weighting = "examples"  # examples | uniform
+
+    c.client = ml_collections.ConfigDict()
+    c.client.learning_rate = 0.1
+    c.client.learning_rate_decay = 1.0  # the round's rate is learning_rate * decay ** round
+    c.client.momentum = 0.0
+    c.client.weight_decay = 0.0
+    c.client.batch_size = 16
+    c.client.epochs = 1
+    c.client.steps = 0  # when positive, this many local steps instead of epochs
+
+    c.server = ml_collections.ConfigDict()
+    c.server.optimizer = "sgd"
+    c.server.learning_rate = 1.0
+    c.server.momentum = 0.0  # sgd only
+
+    c.cohort = ml_collections.ConfigDict()
+    c.cohort.size = 10
+    c.cohort.sampling = "uniform"  # uniform | bernoulli
+    c.cohort.strategy = "map"  # vmap | map | chunked
+    c.cohort.chunk = 8
+
+    c.eval = ml_collections.ConfigDict()
+    c.eval.every = 10
+    c.eval.window = 10  # every one of the last rounds; the reported number is their mean
+    c.eval.splits = ("test",)
+    c.eval.batch_size = 500
+
+    c.checkpoint = ml_collections.ConfigDict()
+    c.checkpoint.every = 50
+    c.checkpoint.keep = 2
+    return c.lock()
+
+
+_AT_LEAST: dict[str, float] = {
+    "rounds": 1, "rounds_per_dispatch": 1, "seed": 0,
+    "data.crop_padding": 0,
+    "partition.clients": 1, "partition.alpha": 0, "partition.size_sigma": 0, "partition.seed": 0,
+    "client.learning_rate": 0, "client.momentum": 0, "client.weight_decay": 0,
+    "client.batch_size": 1, "client.epochs": 1, "client.steps": 0, "client.learning_rate_decay": 0,
+    "server.learning_rate": 0, "server.momentum": 0,
+    "cohort.size": 1, "cohort.chunk": 1,
+    "eval.every": 1, "eval.window": 1, "eval.batch_size": 1,
+    "checkpoint.every": 1, "checkpoint.keep": 1,
+}
+_BELOW_ONE = ("client.momentum", "server.momentum")
+
+
+def validate(config: ml_collections.ConfigDict) -> None:
+    """Raises a UsageError for the first setting that cannot work."""
+    flat, reference = flatten(config), flatten(default_config())
+    for name, value in flat.items():
+        if name not in reference:
+            raise errors.UsageError(
+                f"config has no setting {name!r}." + errors.did_you_mean(name, reference)
+            )
+        expected = type(reference[name])
+        allowed = (int, float) if expected is float else expected
+        if not isinstance(value, allowed) or (isinstance(value, bool) and expected is not bool):
+            raise errors.UsageError(
+                f"config.{name} = {value!r} is a {type(value).__name__}; expected "
+                f"{expected.__name__}, e.g. {reference[name]!r}."
+            )
+        if name in _AT_LEAST and not value >= _AT_LEAST[name]:
+            raise errors.UsageError(
+                f"config.{name} = {value}: expected {_AT_LEAST[name]} or more."
+            )
+        if name in _BELOW_ONE and value >= 1:
+            raise errors.UsageError(f"config.{name} = {value}: expected less than 1.")
+    for name in reference:
+        if name not in flat:
+            raise errors.UsageError(
+                f"config lacks {name!r}; start from fedjax_flat.default_config()."
+            )
+
+
+def flatten(config: Any, prefix: str = "") -> dict[str, Any]:
+    """{'client.momentum': 0.0, ...}."""
+    flat: dict[str, Any] = {}
+    for key, value in config.items():
+        name = f"{prefix}{key}"
+        if hasattr(value, "items"):
+            flat.update(flatten(value, f"{name}."))
+        else:
+            flat[name] = tuple(value) if isinstance(value, list | tuple) else value
+    return flat
+
+
+def to_json(config: ml_collections.ConfigDict) -> str:
+    """Readable JSON, in the order of the settings."""
+    return json.dumps(config.to_dict(), indent=2) + "\n"
+
+
+def from_json(text: str) -> ml_collections.ConfigDict:
+    """What `to_json` wrote; settings added since then take their defaults."""
+    config = default_config()
+    values = json.loads(text)
+    for name, value in flatten(values).items():
+        *path, last = name.split(".")
+        node = config
+        for part in path:
+            node = node[part]
+        node[last] = value
+    return config
+
+
+def differences(old: ml_collections.ConfigDict, new: ml_collections.ConfigDict) -> list[str]:
+    """The settings in which two configs would train differently, as `name: old -> new`."""
+    a, b = flatten(old), flatten(new)
+    return [
+        f"{name}: {a.get(name)!r} -> {b.get(name)!r}"
+        for name in b
+        if name.split(".")[0] not in FREE and a.get(name) != b.get(name)
+    ]

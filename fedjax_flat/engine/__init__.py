@@ -1,0 +1,1 @@
+"""Rounds, cohorts, evaluation, checkpoints and the loop around them."""

@@ -1,0 +1,107 @@
+"""Checkpoints of the whole state; orbax behind `save` and `restore`.
+
+Orbax makes a checkpoint appear atomically. Each carries a SHA-256 of its arrays, which `restore`
+compares: a checkpoint that cannot be read or does not match is passed over, with a warning, for
+the one before it. Nothing in a checkpoint is unpickled.
+"""
+
+import hashlib
+import logging
+import os
+import pathlib
+import warnings
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+
+from fedjax_flat import errors
+
+logging.getLogger("absl").setLevel(logging.ERROR)  # orbax reports every file it writes
+
+
+class Checkpoints:
+    """The newest `keep` checkpoints in `folder`, numbered by round."""
+
+    def __init__(self, folder: str | os.PathLike, keep: int = 2):
+        self._folder = pathlib.Path(folder).absolute()
+        self._manager = ocp.CheckpointManager(
+            self._folder,
+            options=ocp.CheckpointManagerOptions(
+                max_to_keep=keep, enable_async_checkpointing=False, create=True
+            ),
+        )
+
+    @property
+    def rounds(self) -> list[int]:
+        """Rounds with a checkpoint, oldest first."""
+        return sorted(self._manager.all_steps())
+
+    def save(self, round: int, state: Any) -> None:
+        """Writes `state`; returns when it is safely on disk."""
+        if round in self.rounds:
+            return
+        arrays = _without_keys(state)
+        self._manager.save(
+            round,
+            args=ocp.args.Composite(
+                state=ocp.args.StandardSave(arrays),
+                check=ocp.args.JsonSave({"sha256": _digest(arrays)}),
+            ),
+            force=True,
+        )
+
+    def restore(self, like: Any) -> tuple[int, Any] | None:
+        """(round, state) of the newest sound checkpoint; None when there is none at all."""
+        newest_first = self.rounds[::-1]
+        for round in newest_first:
+            try:
+                return round, self._read(round, like)
+            except Exception as e:  # orbax and tensorstore raise many kinds for a damaged file
+                reason = str(e).strip().splitlines() or [type(e).__name__]
+                warnings.warn(
+                    f"checkpoint of round {round} is damaged and passed over ({reason[0][:120]})",
+                    stacklevel=2,
+                )
+                self._manager.delete(round)
+        if newest_first:
+            raise errors.UsageError(
+                f"every checkpoint in {self._folder} is damaged. Start again with --fresh."
+            )
+        return None
+
+    def _read(self, round: int, like: Any) -> Any:
+        shapes = jax.eval_shape(_without_keys, like)
+        read = self._manager.restore(
+            round,
+            args=ocp.args.Composite(
+                state=ocp.args.StandardRestore(shapes), check=ocp.args.JsonRestore()
+            ),
+        )
+        if _digest(read.state) != read.check["sha256"]:
+            raise ValueError("the arrays differ from the digest saved with them")
+        return jax.tree.map(
+            lambda x, l: jax.random.wrap_key_data(x) if _is_key(l) else x, read.state, like
+        )
+
+    def close(self) -> None:
+        """Releases orbax's threads."""
+        self._manager.close()
+
+
+def _is_key(x: Any) -> bool:
+    return jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
+
+
+def _without_keys(state: Any) -> Any:
+    return jax.tree.map(lambda x: jax.random.key_data(x) if _is_key(x) else x, state)
+
+
+def _digest(arrays: Any) -> str:
+    digest = hashlib.sha256()
+    for path, x in jax.tree_util.tree_leaves_with_path(arrays):
+        value = np.asarray(x)
+        digest.update(f"{jax.tree_util.keystr(path)} {value.dtype} {value.shape};".encode())
+        digest.update(np.ascontiguousarray(value).tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,140 @@
+"""From a config to the pure functions and arrays it describes."""
+
+import dataclasses
+import os
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import ml_collections
+
+from fedjax_flat import config as config_lib
+from fedjax_flat import data as data_lib
+from fedjax_flat import errors, models, rng, server
+from fedjax_flat.algorithms import ALGORITHMS, Algorithm
+from fedjax_flat.client import local_training, sgd
+from fedjax_flat.data import Dataset, Examples, FederatedData, Partition
+from fedjax_flat.engine import cohort, sampling
+from fedjax_flat.engine.evaluate import evaluator
+from fedjax_flat.engine.round import RoundStep, TrainState, init_state, round_step
+from fedjax_flat.objective import Objective, Totals, classification
+
+
+@dataclasses.dataclass(frozen=True)
+class Experiment:
+    """Everything a training loop needs; `data` and `splits` are on the device."""
+
+    config: ml_collections.ConfigDict
+    partition: Partition
+    data: FederatedData
+    splits: dict[str, Examples]
+    model: models.Model
+    objective: Objective
+    algorithm: Algorithm
+    step: RoundStep
+    evaluate: Callable[..., Totals]
+
+    def init(self) -> TrainState:
+        """The state before the first round; only the seed decides it."""
+        key = jax.random.key(self.config.seed)
+        params = jax.jit(self.model.init)(rng.fold(key, "init"))
+        return init_state(self.algorithm, params, self.data.num_clients, key)
+
+
+def build(
+    config: ml_collections.ConfigDict, data_dir: str | os.PathLike | None = None
+) -> Experiment:
+    """Validates `config` and builds the experiment it describes."""
+    config_lib.validate(config)
+    errors.lookup("model", config.model.name, models.MODELS)
+    make_algorithm = errors.lookup("algorithm", config.algorithm.name, ALGORITHMS)
+
+    dataset = data_lib.load(config.data.name, data_dir)
+    partition = build_partition(config.partition, dataset, data_dir)
+    sample = errors.lookup("cohort sampling", config.cohort.sampling, sampling.SAMPLERS)(
+        partition.num_clients, config.cohort.size
+    )
+    model = models.build(
+        config.model.name, num_classes=dataset.num_classes, image_shape=dataset.image_shape
+    )
+    preprocess = data_lib.preprocess(
+        dataset, crop_padding=config.data.crop_padding, flip=config.data.flip
+    )
+    objective = classification(model, preprocess)
+    algorithm = make_algorithm(
+        build_client(config.client, objective),
+        build_server_optimizer(config.server),
+        weighting=config.algorithm.weighting,
+    )
+    data = data_lib.federate(dataset.train, partition)
+    held = {"train": data.examples}
+    return Experiment(
+        config=config,
+        partition=partition,
+        data=data,
+        splits={
+            name: held.get(name) or data_lib.on_device(dataset.split(name))
+            for name in config.eval.splits
+        },
+        model=model,
+        objective=objective,
+        algorithm=algorithm,
+        step=round_step(
+            algorithm, sample, cohort.cohort_map(config.cohort.strategy, config.cohort.chunk)
+        ),
+        evaluate=jax.jit(evaluator(objective, config.eval.batch_size)),
+    )
+
+
+def build_client(config: ml_collections.ConfigDict, objective: Objective):
+    """Local training as `config.client` says."""
+    rate = config.learning_rate
+    if config.learning_rate_decay != 1:
+        rate = lambda t: config.learning_rate * jnp.float32(config.learning_rate_decay) ** t
+    optimizer = sgd(rate, momentum=config.momentum, weight_decay=config.weight_decay)
+    return local_training(
+        objective,
+        optimizer,
+        batch_size=config.batch_size,
+        epochs=config.epochs,
+        steps=config.steps or None,
+    )
+
+
+def build_server_optimizer(config: ml_collections.ConfigDict):
+    """The optax optimiser that `config.server` names."""
+    make = errors.lookup("server optimizer", config.optimizer, server.OPTIMIZERS)
+    if config.optimizer == "sgd":
+        return make(config.learning_rate, momentum=config.momentum or None)
+    if config.momentum:
+        raise errors.UsageError(
+            f"server.momentum = {config.momentum} goes with server.optimizer = 'sgd', not "
+            f"{config.optimizer!r}."
+        )
+    return make(config.learning_rate)
+
+
+def build_partition(
+    config: ml_collections.ConfigDict, dataset: Dataset, data_dir=None
+) -> Partition:
+    """The clients that `config.partition` describes."""
+    labels = dataset.train.labels
+
+    def from_release():
+        folder = data_dir or os.environ.get(data_lib.DATA_VARIABLE, ".")
+        path = config.file or os.path.join(folder, "fedsam-splits.npz")
+        return data_lib.released(path, config.split)
+
+    options = {"seed": config.seed, "size_sigma": config.size_sigma}
+    make = errors.lookup(
+        "partition",
+        config.name,
+        {
+            "iid": lambda: data_lib.iid(labels, config.clients, **options),
+            "dirichlet": lambda: data_lib.dirichlet(
+                labels, config.clients, alpha=config.alpha, **options
+            ),
+            "released": from_release,
+        },
+    )
+    return make()

@@ -1,0 +1,73 @@
+"""What is minimised: cross-entropy as sums and counts, divided once."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_flat.data import Batch, Preprocess
+from fedjax_flat.models import Model
+
+
+class Totals(NamedTuple):
+    """Sums over examples; add them, divide at the end."""
+
+    loss: jax.Array
+    correct: jax.Array
+    count: jax.Array
+
+    @classmethod
+    def zero(cls) -> "Totals":
+        """The totals of no example."""
+        return cls(*(jnp.zeros((), jnp.float32) for _ in cls._fields))
+
+    def __add__(self, other):
+        return Totals(*(a + b for a, b in zip(self, other, strict=True)))
+
+    def means(self) -> tuple[jax.Array, jax.Array]:
+        """(loss, accuracy) per example; zero when there was none."""
+        n = jnp.maximum(self.count, 1)
+        return self.loss / n, self.correct / n
+
+
+class Objective(NamedTuple):
+    """The loss in three pure parts.
+
+    `augment(batch, key)` and `normalise(batch)` turn stored examples into network inputs, for
+    training and for evaluation. `totals(params, batch, key)` is the loss there; methods that need
+    two gradients of one batch augment once and call it twice with the same key.
+    """
+
+    augment: Callable[[Batch, jax.Array], Batch]
+    normalise: Callable[[Batch], Batch]
+    totals: Callable[..., Totals]
+
+    def mean_loss(self, params: Any, batch: Batch, key: jax.Array | None = None):
+        """(mean loss over the real examples, totals)."""
+        totals = self.totals(params, batch, key)
+        return totals.means()[0], totals
+
+
+def classification(model: Model, preprocess: Preprocess) -> Objective:
+    """Softmax cross-entropy and accuracy."""
+
+    def augment(batch, key):
+        return batch._replace(images=preprocess.train(batch.images, key))
+
+    def normalise(batch):
+        return batch._replace(images=preprocess.evaluate(batch.images))
+
+    def totals(params, batch, key=None):
+        logits = model.apply(params, batch.images, key)
+        losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch.labels)
+        correct = jnp.argmax(logits, axis=-1) == batch.labels
+        # where, not a product: a padded row must not leak a NaN.
+        return Totals(
+            loss=jnp.sum(jnp.where(batch.mask, losses, 0.0)),
+            correct=jnp.sum((batch.mask & correct).astype(jnp.float32)),
+            count=jnp.sum(batch.mask.astype(jnp.float32)),
+        )
+
+    return Objective(augment, normalise, totals)

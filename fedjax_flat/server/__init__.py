@@ -1,0 +1,5 @@
+"""What happens after the uploads."""
+
+from fedjax_flat.server.optimizers import OPTIMIZERS
+
+__all__ = ["OPTIMIZERS"]
