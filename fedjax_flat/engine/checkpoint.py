@@ -26,6 +26,7 @@ class Checkpoints:
 
     def __init__(self, folder: str | os.PathLike, keep: int = 2):
         self._folder = pathlib.Path(folder).absolute()
+        self._damaged: set[int] = set()
         self._manager = ocp.CheckpointManager(
             self._folder,
             options=ocp.CheckpointManagerOptions(
@@ -40,6 +41,9 @@ class Checkpoints:
 
     def save(self, round: int, state: Any) -> None:
         """Writes `state`; returns when it is safely on disk."""
+        if round in self._damaged:
+            self._manager.delete(round)
+            self._damaged.remove(round)
         if round in self.rounds:
             return
         arrays = _without_keys(state)
@@ -64,7 +68,7 @@ class Checkpoints:
                     f"checkpoint of round {round} is damaged and passed over ({reason[0][:120]})",
                     stacklevel=2,
                 )
-                self._manager.delete(round)
+                self._damaged.add(round)
         if newest_first:
             raise errors.UsageError(
                 f"every checkpoint in {self._folder} is damaged. Start again with --fresh."

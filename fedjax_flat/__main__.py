@@ -1,0 +1,7 @@
+"""`python -m fedjax_flat`."""
+
+import sys
+
+from fedjax_flat.cli import main
+
+sys.exit(main())

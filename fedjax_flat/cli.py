@@ -1,0 +1,172 @@
+"""The command line: flags in, importable functions called. Nothing is computed here."""
+
+import argparse
+import pathlib
+import shlex
+import sys
+import warnings
+
+import ml_collections
+from absl import flags
+from ml_collections import config_flags
+
+from fedjax_flat import config as config_lib
+from fedjax_flat import errors
+from fedjax_flat.version import __version__
+
+EXIT_USAGE, EXIT_DIVERGED = 2, 3
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs a subcommand and returns the exit code."""
+    argv = sys.argv[1:] if argv is None else argv
+    args, rest = _parser().parse_known_args(argv)
+    warnings.showwarning = _show_warning
+    try:
+        return args.call(args, rest)
+    except errors.DivergedError as e:
+        print(f"fedjax-flat: {e}", file=sys.stderr)
+        return EXIT_DIVERGED
+    except errors.UsageError as e:
+        print(f"fedjax-flat: {e}", file=sys.stderr)
+        return EXIT_USAGE
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="fedjax-flat",
+        description="Flat minima in federated learning.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=__version__)
+    commands = parser.add_subparsers(required=True, metavar="command")
+
+    train = commands.add_parser(
+        "train",
+        help="train an experiment, or go on with one",
+        description="Trains the experiment of a config file in a run folder. The same command "
+        "again resumes; a larger rounds continues.",
+        epilog="examples: fedjax-flat train --config configs/digits_fedavg.py "
+        "--config.rounds=50 --run runs/a; fedjax-flat train --run runs/a  (goes on)",
+        allow_abbrev=False,
+    )
+    train.add_argument("--run", required=True, help="run folder; made if it does not exist")
+    train.add_argument(
+        "--config",
+        metavar="FILE",
+        help="config file (default: the one of the run folder); --config.NAME=VALUE overrides",
+    )
+    train.add_argument("--data", help="folder of the CIFAR files (default: $FEDJAX_FLAT_DATA)")
+    train.add_argument("--fresh", action="store_true", help="delete the run in the folder first")
+    train.add_argument("--yes", action="store_true", help="with --fresh: do not ask, delete")
+    train.add_argument("--quiet", action="store_true", help="no progress bar")
+    train.set_defaults(call=_train)
+
+    demo = commands.add_parser("demo", help="train on embedded data and show what comes out")
+    demo.add_argument("--run", default="runs/demo", help="folder for the demo's runs")
+    demo.add_argument("--rounds", type=int, default=300)
+    demo.add_argument("--quiet", action="store_true", help="no progress bar")
+    demo.set_defaults(call=_demo)
+    return parser
+
+
+def _train(args, rest: list[str]) -> int:
+    from fedjax_flat.engine.loop import train
+    from fedjax_flat.engine.run_folder import RunFolder
+
+    folder = RunFolder(args.run)
+    config = load_config(args.config, rest, folder)
+    config_lib.validate(config)
+    if args.fresh and folder.path.exists():
+        _confirm_deletion(folder, args.yes)
+        folder.delete()
+    result = train(config, args.run, data_dir=args.data, progress=not args.quiet)
+    done = int(result.state.round)
+    if result.stopped_by:
+        again = shlex.join(["fedjax-flat", "train", "--run", args.run])
+        print(f"Stopped after round {done} of {config.rounds}, saved. To go on: {again}")
+        return 128 + result.stopped_by
+    _print_summary(args.run, config, result)
+    return 0
+
+
+def _print_summary(run: str, config: ml_collections.ConfigDict, result) -> None:
+    from fedjax_flat.report import figures, tables
+
+    rows = []
+    evaluated = dict.fromkeys(
+        (r["model"], r["split"]) for r in result.records if r["split"] != "cohort"
+    )
+    for model, split in evaluated:
+        mean, deviation, count = result.accuracy(config.eval.window, split=split, model=model)
+        loss = result.accuracy(config.eval.window, split=split, model=model, name="loss")[0]
+        rows.append([model, split, tables.percent(mean, deviation), f"{loss:.4f}", str(count)])
+    print(tables.table(["model", "split", "accuracy (%)", "loss", "rounds averaged"], rows))
+    if "test" in config.eval.splits:
+        name = pathlib.Path(run).name
+        path = pathlib.Path(run) / "figures" / "accuracy.png"
+        print(f"figure: {figures.accuracy_curves({name: result.records}, path)}")
+    print(f"run:    {run}")
+
+
+def _demo(args, rest: list[str]) -> int:
+    from fedjax_flat.demo import demo
+
+    _refuse_unknown(rest)
+    stopped_by = demo(args.run, rounds=args.rounds, progress=not args.quiet)
+    return 128 + stopped_by if stopped_by else 0
+
+
+def load_config(path: str | None, overrides: list[str], folder) -> ml_collections.ConfigDict:
+    """The config of a file, or of the run folder, with `--config.NAME=VALUE` overrides."""
+    _refuse_unknown([a for a in overrides if a.startswith("-") and not a.startswith("--config.")])
+    values = flags.FlagValues()
+    if path is None:
+        argv = ["fedjax-flat", *overrides]
+        define, what = config_flags.DEFINE_config_dict, folder.config()
+    else:
+        argv = ["fedjax-flat", f"--config={path}", *overrides]
+        define, what = config_flags.DEFINE_config_file, None
+        if not pathlib.Path(path.split(":")[0]).is_file():
+            raise errors.UsageError(f"no config file {path.split(':')[0]}.")
+    try:
+        define("config", what, flag_values=values, sys_argv=argv)
+        _refuse_unknown(values(argv)[1:])
+        config = values["config"].value
+    except (AttributeError, KeyError) as e:
+        raise errors.UsageError(_unknown_setting(overrides, e)) from e
+    except (flags.Error, OSError, TypeError, ValueError) as e:
+        raise errors.UsageError(str(e)) from e
+    return config
+
+
+def _unknown_setting(overrides: list[str], error: Exception) -> str:
+    """Names the first override that is no setting; else whatever a config file did wrong."""
+    settings = config_lib.flatten(config_lib.default_config())
+    for argument in overrides:
+        name = argument.removeprefix("--config.").split("=")[0]
+        if argument.startswith("--config.") and name not in settings:
+            return f"config has no setting {name!r}." + errors.did_you_mean(name, settings)
+    return str(error).strip("'\"").replace("\\n", " ")
+
+
+def _refuse_unknown(arguments: list[str]) -> None:
+    if arguments:
+        raise errors.UsageError(
+            f"unknown argument {arguments[0]!r}; see fedjax-flat --help."
+        )
+
+
+def _confirm_deletion(folder, yes: bool) -> None:
+    what = f"--fresh would delete {folder.path}: {folder.contents()}."
+    if yes:
+        print(f"Deleting {folder.path}: {folder.contents()}.")
+    elif not sys.stdin.isatty():
+        raise errors.UsageError(f"{what} Nothing was deleted; add --yes to do it.")
+    elif input(f"{what} Delete it? [y/N] ").strip().lower() not in ("y", "yes"):
+        raise errors.UsageError("nothing was deleted.")
+
+
+def _show_warning(message, category, filename, lineno, file=None, line=None) -> None:
+    del category, filename, lineno, file, line
+    print(f"fedjax-flat: warning: {message}", file=sys.stderr)

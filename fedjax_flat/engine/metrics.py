@@ -1,0 +1,82 @@
+"""metrics.jsonl: one JSON object per record, and what is read back from it.
+
+Two kinds of record share their names. `split: cohort, model: local` is what clients saw while
+training; `split: test, model: global` (or another split, another model) is an evaluation.
+"""
+
+import json
+import os
+import pathlib
+from typing import Any
+
+import numpy as np
+
+from fedjax_flat.engine.run_folder import write_atomically
+
+
+def read(path: str | os.PathLike) -> list[dict[str, Any]]:
+    """All records; a last line cut short by a killed process is left out."""
+    path = pathlib.Path(path)
+    if not path.exists():
+        return []
+    lines = path.read_text().split("\n")
+    return [json.loads(line) for line in lines[:-1]]
+
+
+class Writer:
+    """Appends records to metrics.jsonl and, if asked, to TensorBoard events."""
+
+    def __init__(self, path: str | os.PathLike, *, after_round: int, tensorboard: bool = False):
+        self._path = pathlib.Path(path)
+        # Rounds past the checkpoint will be run again: their records go.
+        kept = [r for r in read(self._path) if r["round"] <= after_round]
+        write_atomically(self._path, "".join(json.dumps(r) + "\n" for r in kept))
+        self._file = open(self._path, "a")
+        self._events = self._event_writer(after_round) if tensorboard else None
+
+    def _event_writer(self, after_round: int):
+        try:
+            import tensorboardX
+        except ImportError as e:
+            from fedjax_flat import errors
+
+            raise errors.UsageError(
+                "config.tensorboard needs tensorboardX: pip install 'fedjax-flat[tensorboard]'."
+            ) from e
+        folder = self._path.parent / "tensorboard"
+        return tensorboardX.SummaryWriter(str(folder), purge_step=after_round + 1)
+
+    def write(self, record: dict[str, Any]) -> None:
+        """Adds one record."""
+        self._file.write(json.dumps(record) + "\n")
+        if self._events:
+            prefix = f"{record['split']}/{record['model']}"
+            for name, value in record.items():
+                if isinstance(value, float):
+                    self._events.add_scalar(f"{prefix}/{name}", value, record["round"])
+
+    def flush(self) -> None:
+        """Records up to here survive a killed process."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """Writes what is pending."""
+        self.flush()
+        self._file.close()
+        if self._events:
+            self._events.close()
+
+
+def curve(records, *, split: str = "test", model: str = "global", name: str = "accuracy"):
+    """(rounds, values) of one quantity."""
+    points = [(r["round"], r[name]) for r in records if (r["split"], r["model"]) == (split, model)]
+    rounds, values = zip(*points, strict=True) if points else ((), ())
+    return np.array(rounds), np.array(values)
+
+
+def window_mean(records, window: int, **selection) -> tuple[float, float, int]:
+    """(mean, standard deviation, number) over the last `window` rounds: the reported number."""
+    rounds, values = curve(records, **selection)
+    last = values[rounds > rounds.max(initial=0) - window]
+    return float(last.mean()), float(last.std()), len(last)

@@ -1,0 +1,178 @@
+"""The run folder: everything needed to repeat a run and everything it produced.
+
+    config.json        the settings
+    environment.json   versions, devices, git revision, and every command that worked here
+    partition.npz      who owned which example, with a content hash
+    metrics.jsonl      one object per record
+    checkpoints/       the whole state at the newest rounds
+    figures/           pictures
+"""
+
+import contextlib
+import datetime
+import importlib.metadata
+import json
+import os
+import pathlib
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+
+import jax
+import ml_collections
+
+from fedjax_flat import config as config_lib
+from fedjax_flat import errors
+from fedjax_flat.data import Partition
+from fedjax_flat.version import __version__
+
+LIBRARIES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "scikit-learn")
+
+
+class RunFolder:
+    """Paths inside one run folder, and what is written once per start."""
+
+    def __init__(self, path: str | os.PathLike):
+        self.path = pathlib.Path(path)
+
+    @property
+    def config_file(self) -> pathlib.Path:
+        """config.json."""
+        return self.path / "config.json"
+
+    @property
+    def metrics_file(self) -> pathlib.Path:
+        """metrics.jsonl."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def checkpoints(self) -> pathlib.Path:
+        """checkpoints/."""
+        return self.path / "checkpoints"
+
+    @property
+    def figures(self) -> pathlib.Path:
+        """figures/."""
+        return self.path / "figures"
+
+    def config(self) -> ml_collections.ConfigDict:
+        """The settings of the run that is here."""
+        try:
+            return config_lib.from_json(self.config_file.read_text())
+        except FileNotFoundError:
+            raise errors.UsageError(
+                f"{self.path} is not a run folder: it has no config.json. Give --config to start "
+                "a run there."
+            ) from None
+        except (ValueError, KeyError, AttributeError, TypeError) as e:
+            raise errors.UsageError(f"{self.config_file} cannot be read: {e}") from e
+
+    def open(self, config: ml_collections.ConfigDict, partition: Partition) -> None:
+        """Makes the folder, or checks that it belongs to this config and these clients."""
+        with self._explained():
+            self.figures.mkdir(parents=True, exist_ok=True)
+            if self.config_file.exists():
+                self._check_same(config, partition)
+            else:
+                partition.save(self.path / "partition.npz")
+
+    def record(self, config: ml_collections.ConfigDict, partition: Partition) -> None:
+        """Writes the settings and the environment of the run that starts now."""
+        with self._explained():
+            write_atomically(self.config_file, config_lib.to_json(config))
+            self._record_environment(partition)
+
+    @contextlib.contextmanager
+    def _explained(self):
+        try:
+            yield
+        except OSError as e:
+            raise errors.UsageError(
+                f"cannot write to run folder {self.path}: {e.strerror or e}. Choose another with "
+                "--run."
+            ) from e
+
+    def _check_same(self, config: ml_collections.ConfigDict, partition: Partition) -> None:
+        changed = config_lib.differences(self.config(), config)
+        if changed:
+            raise errors.UsageError(
+                f"run folder {self.path} holds a run with another config:\n  "
+                + "\n  ".join(changed)
+                + "\nChoose another folder with --run, or delete this run with --fresh."
+            )
+        saved = Partition.load(self.path / "partition.npz")
+        if saved.content_hash != partition.content_hash:
+            raise errors.UsageError(
+                f"run folder {self.path} was trained with other clients (partition "
+                f"{saved.content_hash[:12]}, now {partition.content_hash[:12]}): the data files or "
+                "the partition code changed. Choose another folder with --run."
+            )
+
+    def _record_environment(self, partition: Partition) -> None:
+        path = self.path / "environment.json"
+        program = pathlib.Path(sys.argv[0]).name.replace("__main__.py", "python -m fedjax_flat")
+        commands = json.loads(path.read_text())["commands"] if path.exists() else []
+        commands.append(
+            {
+                "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+                "command": shlex.join([*program.split(), *sys.argv[1:]]),
+            }
+        )
+        environment = {
+            "versions": {
+                "fedjax_flat": __version__,
+                "python": platform.python_version(),
+                **{name: importlib.metadata.version(name) for name in LIBRARIES},
+            },
+            "devices": [f"{d.platform}:{d.device_kind}" for d in jax.devices()],
+            "xla_flags": os.environ.get("XLA_FLAGS", ""),
+            "git": git_revision(),
+            "partition": partition.content_hash,
+            "commands": commands,
+        }
+        write_atomically(path, json.dumps(environment, indent=2) + "\n")
+
+    def contents(self) -> str:
+        """One line on what would be lost with this folder."""
+        rounds = sorted(int(p.name) for p in self.checkpoints.glob("*") if p.name.isdigit())
+        files = sum(1 for p in self.path.rglob("*") if p.is_file())
+        state = f"a run up to round {rounds[-1]}" if rounds else "a run without a checkpoint"
+        return f"{state} ({files} files)"
+
+    def delete(self) -> None:
+        """Removes a run; refuses a folder that is not one."""
+        if not self.path.exists():
+            return
+        if not self.config_file.exists():
+            if not any(self.path.iterdir()):
+                return
+            raise errors.UsageError(
+                f"{self.path} is not a run folder (no config.json): refused to delete it."
+            )
+        shutil.rmtree(self.path)
+
+
+def write_atomically(path: pathlib.Path, text: str) -> None:
+    """The file has the old text or the new one, never a part."""
+    partial = path.with_name(path.name + ".partial")
+    with open(partial, "w") as f:
+        f.write(text)
+        f.flush()
+        os.fsync(f.fileno())
+    os.replace(partial, path)
+
+
+def git_revision() -> str:
+    """The revision of the source, with '+' when it was changed; '' outside a checkout."""
+    here = pathlib.Path(__file__).parent
+
+    def git(*args):
+        out = subprocess.run(["git", "-C", here, *args], capture_output=True, text=True, check=True)
+        return out.stdout.strip()
+
+    try:
+        return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain", "-uno") else "")
+    except (OSError, subprocess.CalledProcessError):
+        return ""

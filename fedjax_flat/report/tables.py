@@ -1,0 +1,24 @@
+"""Plain-text tables that fit a terminal."""
+
+from collections.abc import Sequence
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Left-aligned first column, right-aligned others."""
+    cells = [list(header), *[list(r) for r in rows]]
+    widths = [max(len(r[i]) for r in cells) for i in range(len(header))]
+
+    def line(row):
+        first, *rest = (
+            c.ljust(w) if i == 0 else c.rjust(w)
+            for i, (c, w) in enumerate(zip(row, widths, strict=True))
+        )
+        return "  ".join([first, *rest]).rstrip()
+
+    rule = "  ".join("-" * w for w in widths)
+    return "\n".join([line(cells[0]), rule, *[line(r) for r in cells[1:]]])
+
+
+def percent(mean: float, deviation: float) -> str:
+    """Mean and spread over the last rounds: '91.27 ± 0.40'."""
+    return f"{100 * mean:.2f} ± {100 * deviation:.2f}"
