@@ -1,6 +1,6 @@
 """Flat minima in federated learning: one jitted round, and how flat the result is."""
 
-from fedjax_flat import algorithms, client, data, models, objective
+from fedjax_flat import algorithms, client, data, models, objective, rng
 from fedjax_flat.config import default_config
 from fedjax_flat.engine.cohort import cohort_map
 from fedjax_flat.engine.evaluate import evaluator
@@ -14,5 +14,5 @@ from fedjax_flat.version import __version__
 __all__ = [
     "DivergedError", "UsageError", "__version__", "algorithms", "bernoulli", "build", "client",
     "cohort_map", "data", "default_config", "evaluator", "init_state", "many_rounds", "models",
-    "objective", "round_step", "train", "uniform",
+    "objective", "rng", "round_step", "train", "uniform",
 ]

@@ -31,6 +31,8 @@ def check(tree, **where) -> None:
     if not _on.get():
         return
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        if isinstance(leaf, jax.core.Tracer):  # being traced for shapes, without values
+            return
         value = np.asarray(leaf)
         if np.issubdtype(value.dtype, np.floating) and not np.isfinite(value).all():
             place = ", ".join(f"{name} {np.asarray(v)}" for name, v in where.items())

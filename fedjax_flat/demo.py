@@ -20,7 +20,8 @@ def demo(run: str | os.PathLike, *, rounds: int = 300, progress: bool = True) ->
         config = default_config()
         config.rounds = rounds
         config.partition.name, config.partition.alpha = partition, alpha
-        config.eval.window = 20
+        config.cohort.size = 5
+        config.eval.every, config.eval.window = 5, 20
         folder = pathlib.Path(run) / partition
         result = train(config, folder, progress=progress)
         if result.stopped_by:
@@ -33,7 +34,7 @@ def demo(run: str | os.PathLike, *, rounds: int = 300, progress: bool = True) ->
             [label, tables.percent(*accuracy[:2]), f"{loss[0]:.3f}", f"{drift[0]:.3f}"]
         )
         runs[label] = result.records
-    print(f"\nFedAvg on handwritten digits, 20 clients, 10 per round; means over the last "
+    print(f"\nFedAvg on handwritten digits, 20 clients, 5 per round; means over the last "
           f"{config.eval.window} of {rounds} rounds\n")
     print(tables.table(["clients", "test accuracy (%)", "test loss", "drift"], rows))
     picture = figures.accuracy_curves(runs, pathlib.Path(run) / "figures" / "accuracy.png")

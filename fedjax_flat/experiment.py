@@ -67,6 +67,7 @@ def build(
         weighting=config.algorithm.weighting,
     )
     data = data_lib.federate(dataset.train, partition)
+    strategy = "map" if config.debug else config.cohort.strategy  # one client's values at a time
     held = {"train": data.examples}
     return Experiment(
         config=config,
@@ -79,9 +80,7 @@ def build(
         model=model,
         objective=objective,
         algorithm=algorithm,
-        step=round_step(
-            algorithm, sample, cohort.cohort_map(config.cohort.strategy, config.cohort.chunk)
-        ),
+        step=round_step(algorithm, sample, cohort.cohort_map(strategy, config.cohort.chunk)),
         evaluate=jax.jit(evaluator(objective, config.eval.batch_size)),
     )
 
@@ -90,7 +89,8 @@ def build_client(config: ml_collections.ConfigDict, objective: Objective):
     """Local training as `config.client` says."""
     rate = config.learning_rate
     if config.learning_rate_decay != 1:
-        rate = lambda t: config.learning_rate * jnp.float32(config.learning_rate_decay) ** t
+        decay = jnp.float32(config.learning_rate_decay)
+        rate = lambda t: config.learning_rate * decay ** t.astype(jnp.float32)
     optimizer = sgd(rate, momentum=config.momentum, weight_decay=config.weight_decay)
     return local_training(
         objective,

@@ -16,7 +16,7 @@ class Totals(NamedTuple):
 
     loss: jax.Array
     correct: jax.Array
-    count: jax.Array
+    examples: jax.Array
 
     @classmethod
     def zero(cls) -> "Totals":
@@ -28,7 +28,7 @@ class Totals(NamedTuple):
 
     def means(self) -> tuple[jax.Array, jax.Array]:
         """(loss, accuracy) per example; zero when there was none."""
-        n = jnp.maximum(self.count, 1)
+        n = jnp.maximum(self.examples, 1)
         return self.loss / n, self.correct / n
 
 
@@ -67,7 +67,7 @@ def classification(model: Model, preprocess: Preprocess) -> Objective:
         return Totals(
             loss=jnp.sum(jnp.where(batch.mask, losses, 0.0)),
             correct=jnp.sum((batch.mask & correct).astype(jnp.float32)),
-            count=jnp.sum(batch.mask.astype(jnp.float32)),
+            examples=jnp.sum(batch.mask.astype(jnp.float32)),
         )
 
     return Objective(augment, normalise, totals)

@@ -38,7 +38,7 @@ def fedavg(
     *,
     weighting: str = "examples",
 ) -> Algorithm:
-    """FedAvg with local training `train`; clients weigh n_k (`examples`) or the same (`uniform`)."""
+    """FedAvg with local training `train`, clients weighted by n_k (`examples`) or `uniform`."""
     weigh = errors.lookup("weighting", weighting, WEIGHTINGS)
 
     def init(params, num_clients):

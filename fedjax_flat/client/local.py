@@ -48,6 +48,7 @@ def local_training(
     def train(params, data: ClientData, key: jax.Array, **extra) -> tuple[Any, LocalInfo]:
         anchor = params
         steps_per_epoch = -(-data.size // batch_size)
+        total: Any
         if steps is None:
             total, num_epochs = epochs * steps_per_epoch, epochs
         elif isinstance(data.size, int):

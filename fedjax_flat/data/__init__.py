@@ -6,6 +6,7 @@ from fedjax_flat.data.partition import Partition, dirichlet, iid, released, stat
 from fedjax_flat.data.sources import DATA_VARIABLE, Dataset, Examples, load
 
 __all__ = [
-    "DATA_VARIABLE", "Batch", "ClientData", "Dataset", "Examples", "FederatedData", "Partition", "Preprocess",
-    "dirichlet", "federate", "iid", "load", "on_device", "preprocess", "released", "statistics",
+    "DATA_VARIABLE", "Batch", "ClientData", "Dataset", "Examples", "FederatedData", "Partition",
+    "Preprocess", "dirichlet", "federate", "iid", "load", "on_device", "preprocess", "released",
+    "statistics",
 ]

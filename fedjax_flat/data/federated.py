@@ -89,7 +89,8 @@ def shuffled_positions(key: jax.Array, size: Any, length: int) -> jax.Array:
     Each position draws its own sort key, so the order of the real ones does not depend on how much
     padding follows.
     """
-    draws = jax.vmap(lambda k: jax.random.bits(k, dtype=jnp.uint32) >> 1)(rng.fold_each(key, length))
+    draw = lambda key: jax.random.bits(key, dtype=jnp.uint32) >> 1
+    draws = jax.vmap(draw)(rng.fold_each(key, length))
     position = jnp.arange(length)
     return jnp.argsort(jnp.where(position < size, draws, jnp.uint32(2**32 - 1)))
 

@@ -83,7 +83,7 @@ class Partition:
     def load(cls, path: str | os.PathLike) -> "Partition":
         """Reads what `save` wrote and verifies its hash."""
         try:
-            with np.load(path, allow_pickle=False) as z:
+            with open(path, "rb") as f, np.load(f, allow_pickle=False) as z:
                 partition = cls(z["indices"], z["offsets"])
                 expected = str(z["content_hash"])
         except (OSError, KeyError, ValueError, zipfile.BadZipFile) as e:
@@ -189,7 +189,7 @@ def released(path: str | os.PathLike, name: str) -> Partition:
     to no client.
     """
     try:
-        with np.load(path, allow_pickle=False) as z:
+        with open(path, "rb") as f, np.load(f, allow_pickle=False) as z:
             names = {key.removesuffix("_off"): key for key in z.files if key.endswith("_off")}
             key = errors.lookup("released split", name, names)
             offsets = z[key].astype(np.int64)

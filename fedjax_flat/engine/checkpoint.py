@@ -86,7 +86,7 @@ class Checkpoints:
         if _digest(read.state) != read.check["sha256"]:
             raise ValueError("the arrays differ from the digest saved with them")
         return jax.tree.map(
-            lambda x, l: jax.random.wrap_key_data(x) if _is_key(l) else x, read.state, like
+            lambda x, y: jax.random.wrap_key_data(x) if _is_key(y) else x, read.state, like
         )
 
     def close(self) -> None:

@@ -14,6 +14,7 @@ def evaluator(objective: Objective, batch_size: int) -> Callable[[Any, Examples]
     """`evaluate(params, examples) -> Totals`; jit it, and pass the examples as an argument."""
 
     def evaluate(params, examples: Examples) -> Totals:
+        examples = jax.tree.map(jnp.asarray, examples)
         count = examples.labels.shape[0]
         batch = min(batch_size, count)
 

@@ -31,7 +31,7 @@ class Writer:
         # Rounds past the checkpoint will be run again: their records go.
         kept = [r for r in read(self._path) if r["round"] <= after_round]
         write_atomically(self._path, "".join(json.dumps(r) + "\n" for r in kept))
-        self._file = open(self._path, "a")
+        self._file = open(self._path, "a")  # noqa: SIM115 (closed by `close`)
         self._events = self._event_writer(after_round) if tensorboard else None
 
     def _event_writer(self, after_round: int):

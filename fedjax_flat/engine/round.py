@@ -75,13 +75,14 @@ def round_step(algorithm: Algorithm, sample: Sampler, cohort_map: CohortMap) -> 
         debug.check({"aggregate": upload}, round=state.round)
         server = algorithm.update(state.server, upload)
         # A round in which nobody took part changes nothing.
-        server = jax.tree.map(lambda new, old: jnp.where(weight > 0, new, old), server, state.server)
+        keep = lambda new, old: jnp.where(weight > 0, new, old)
+        server = jax.tree.map(keep, server, state.server)
         loss, accuracy = totals.means()
         info = RoundInfo(
             loss=loss,
             accuracy=accuracy,
             drift=drift / jnp.maximum(clients, 1),
-            examples=totals.count,
+            examples=totals.examples,
             clients=clients,
             finite=all_finite((loss, server)),
         )

@@ -1,0 +1,80 @@
+"""Checkpoints hold the whole state and survive damage."""
+
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import pytest
+from conftest import Problem, assert_same_bits
+
+import fedjax_flat as ff
+from fedjax_flat.engine.checkpoint import Checkpoints
+
+
+@pytest.fixture
+def state():
+    problem = Problem((5, 5))
+    state = ff.init_state(problem.fedavg(), problem.params, 2, jax.random.key(7))
+    return state._replace(clients={"dual": jnp.arange(6.0).reshape(2, 3)})
+
+
+@pytest.fixture
+def checkpoints(tmp_path):
+    checkpoints = Checkpoints(tmp_path / "checkpoints", keep=2)
+    yield checkpoints
+    checkpoints.close()
+
+
+def damage(folder: pathlib.Path, how: str) -> None:
+    """Truncates, flips a bit of, or removes the largest file of a checkpoint."""
+    largest = max((p for p in folder.rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
+    content = bytearray(largest.read_bytes())
+    if how == "truncate":
+        largest.write_bytes(content[: len(content) // 2])
+    elif how == "flip":
+        content[len(content) // 2] ^= 1
+        largest.write_bytes(content)
+    else:
+        largest.unlink()
+
+
+def test_round_trip_keeps_every_bit(checkpoints, state):
+    checkpoints.save(3, state)
+    round, restored = checkpoints.restore(jax.eval_shape(lambda: state))
+    assert round == 3
+    assert_same_bits(state, restored)
+    assert type(restored) is type(state)
+
+
+def test_keeps_the_newest(checkpoints, state):
+    for round in (1, 2, 3):
+        checkpoints.save(round, state)
+    assert checkpoints.rounds == [2, 3]
+
+
+def test_nothing_to_restore(checkpoints, state):
+    assert checkpoints.restore(state) is None
+
+
+@pytest.mark.parametrize("how", ["truncate", "flip", "remove"])
+def test_damaged_newest_falls_back_to_the_one_before(checkpoints, state, tmp_path, how):
+    checkpoints.save(1, state)
+    later = state._replace(round=state.round + 1)
+    checkpoints.save(2, later)
+    damage(tmp_path / "checkpoints" / "2", how)
+    with pytest.warns(UserWarning, match="checkpoint of round 2 is damaged"):
+        round, restored = checkpoints.restore(state)
+    assert round == 1
+    assert_same_bits(state, restored)
+    checkpoints.save(2, later)  # the round is run again and takes the damaged one's place
+    round, restored = checkpoints.restore(state)
+    assert round == 2
+    assert_same_bits(restored, later)
+
+
+def test_all_damaged(checkpoints, state, tmp_path):
+    checkpoints.save(1, state)
+    damage(tmp_path / "checkpoints" / "1", "truncate")
+    damaged = pytest.warns(UserWarning, match="damaged")
+    with damaged, pytest.raises(ff.UsageError, match="every checkpoint"):
+        checkpoints.restore(state)

@@ -1,0 +1,78 @@
+"""Networks: sizes, PyTorch's initialisation, and errors."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedjax_flat as ff
+from fedjax_flat import models
+
+
+@pytest.mark.parametrize(("classes", "expected"), [(10, 797_962), (100, 815_332)])
+def test_cnn_has_the_papers_number_of_parameters(classes, expected):
+    model = models.build("cnn", num_classes=classes, image_shape=(32, 32, 3))
+    assert models.num_parameters(jax.eval_shape(model.init, jax.random.key(0))) == expected
+
+
+def test_initialisation_is_pytorchs():
+    """Weights and biases are uniform on +-1/sqrt(fan_in)."""
+    params = models.build("cnn", num_classes=10, image_shape=(32, 32, 3)).init(jax.random.key(0))
+    fan_in = {"Conv_0": 75, "Conv_1": 1600, "Dense_0": 1600, "Dense_1": 384, "classifier": 192}
+    assert set(params) == set(fan_in)
+    for name, n in fan_in.items():
+        bound = 1 / np.sqrt(n)
+        for leaf in params[name].values():
+            assert np.abs(leaf).max() <= bound
+        kernel = np.asarray(params[name]["kernel"])
+        assert np.abs(kernel).max() > 0.98 * bound
+        assert kernel.var() == pytest.approx(bound**2 / 3, rel=0.1)
+    bias = np.asarray(params["Dense_0"]["bias"])
+    assert bias.var() == pytest.approx(1 / 1600 / 3, rel=0.2)
+
+
+def test_cnn_equals_plain_flax():
+    """The same parameters in nn.Conv, nn.Dense and nn.max_pool give the same logits."""
+
+    class Plain(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            for i in range(2):
+                x = nn.Conv(64, (5, 5), padding="VALID", name=f"Conv_{i}")(x)
+                x = nn.max_pool(nn.relu(x), (2, 2), (2, 2))
+            x = x.reshape(len(x), -1)
+            for i, width in enumerate((384, 192)):
+                x = nn.relu(nn.Dense(width, name=f"Dense_{i}")(x))
+            return nn.Dense(10, name="classifier")(x)
+
+    model = models.build("cnn", num_classes=10, image_shape=(32, 32, 3))
+    params = model.init(jax.random.key(0))
+    images = jax.random.normal(jax.random.key(1), (3, 32, 32, 3))
+    with jax.numpy_rank_promotion("allow"):
+        expected = Plain().apply({"params": params}, images)
+    np.testing.assert_allclose(model.apply(params, images), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_key_switches_training_mode_on():
+    class Dropped(nn.Module):
+        @nn.compact
+        def __call__(self, x, *, train=False):
+            return nn.Dropout(0.5, deterministic=not train)(x.reshape(len(x), -1))
+
+    model = models.from_linen(Dropped(), (4, 4, 1))
+    images = jnp.ones((1, 4, 4, 1))
+    np.testing.assert_array_equal(model.apply({}, images), np.ones((1, 16)))
+    assert set(np.unique(model.apply({}, images, jax.random.key(0)))) == {0.0, 2.0}
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "message"),
+    [
+        ("resnet", (32, 32, 3), "unknown model 'resnet': expected one of cnn, mlp"),
+        ("cnn", (8, 8, 1), r"cannot read images of shape \(8, 8, 1\).*filters"),
+    ],
+)
+def test_wrong_inputs(name, shape, message):
+    with pytest.raises(ff.UsageError, match=message):
+        models.build(name, num_classes=10, image_shape=shape)
