@@ -51,7 +51,8 @@ def main():
         except ff.UsageError:
             theirs = "not released"
         rows.append([f"{name} alpha {alpha:g}", ours, theirs])
-    print(tables.table(["classes per client (min / mean / max)", "ours, 5 seeds", "released"], rows))
+    header = ["classes per client (min / mean / max)", "ours, 5 seeds", "released"]
+    print(tables.table(header, rows))
 
 
 if __name__ == "__main__":
