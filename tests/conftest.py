@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import tempfile
 
 import jax
 import numpy as np
@@ -13,6 +14,11 @@ from fedjax_flat.data import Dataset, Examples, Partition
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
+
+# Tests compile the same small rounds again and again: within one session, compile them once.
+_compiled = tempfile.TemporaryDirectory(prefix="fedjax_flat_tests_")
+jax.config.update("jax_compilation_cache_dir", _compiled.name)
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 
 
 def blobs(num_examples: int, seed: int = 0) -> Dataset:
@@ -43,7 +49,7 @@ class Problem:
         self.objective = ff.objective.classification(
             self.model, ff.data.preprocess(self.dataset)
         )
-        self.params = self.model.init(jax.random.key(seed + 100))
+        self.params = jax.jit(self.model.init)(jax.random.key(seed + 100))
 
     def fedavg(self, *, lr=0.3, server=None, weighting="examples", client=None, **local):
         local = {"batch_size": 4, **local}

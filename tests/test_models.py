@@ -18,7 +18,8 @@ def test_cnn_has_the_papers_number_of_parameters(classes, expected):
 
 def test_initialisation_is_pytorchs():
     """Weights and biases are uniform on +-1/sqrt(fan_in)."""
-    params = models.build("cnn", num_classes=10, image_shape=(32, 32, 3)).init(jax.random.key(0))
+    model = models.build("cnn", num_classes=10, image_shape=(32, 32, 3))
+    params = jax.jit(model.init)(jax.random.key(0))
     fan_in = {"Conv_0": 75, "Conv_1": 1600, "Dense_0": 1600, "Dense_1": 384, "classifier": 192}
     assert set(params) == set(fan_in)
     for name, n in fan_in.items():
@@ -47,7 +48,7 @@ def test_cnn_equals_plain_flax():
             return nn.Dense(10, name="classifier")(x)
 
     model = models.build("cnn", num_classes=10, image_shape=(32, 32, 3))
-    params = model.init(jax.random.key(0))
+    params = jax.jit(model.init)(jax.random.key(0))
     images = jax.random.normal(jax.random.key(1), (3, 32, 32, 3))
     with jax.numpy_rank_promotion("allow"):
         expected = Plain().apply({"params": params}, images)

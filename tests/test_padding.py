@@ -104,7 +104,7 @@ def test_shuffle_is_a_permutation_that_padding_does_not_change():
     np.testing.assert_array_equal(np.sort(short), np.arange(7))
     np.testing.assert_array_equal(short, long[:7])
     assert (np.asarray(long[7:]) >= 7).all()
-    shuffle = jax.vmap(lambda key: shuffled_positions(key, 4, 4))
+    shuffle = jax.jit(jax.vmap(lambda key: shuffled_positions(key, 4, 4)))
     orders = np.asarray(shuffle(jax.random.split(key, 200)))
     assert len({tuple(order) for order in orders.tolist()}) == 24
 
