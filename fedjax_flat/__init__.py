@@ -1,5 +1,10 @@
 """Flat minima in federated learning: one jitted round, and how flat the result is."""
 
+from fedjax_flat import runtime
+
+runtime.apply()  # before anything below starts a backend
+
+# ruff: noqa: E402
 from fedjax_flat import algorithms, client, data, models, objective, rng
 from fedjax_flat.config import default_config
 from fedjax_flat.engine.cohort import cohort_map
@@ -14,5 +19,5 @@ from fedjax_flat.version import __version__
 __all__ = [
     "DivergedError", "UsageError", "__version__", "algorithms", "bernoulli", "build", "client",
     "cohort_map", "data", "default_config", "evaluator", "init_state", "many_rounds", "models",
-    "objective", "rng", "round_step", "train", "uniform",
+    "objective", "rng", "round_step", "runtime", "train", "uniform",
 ]

@@ -41,6 +41,7 @@ def default_config() -> ml_collections.ConfigDict:
 
     c.model = ml_collections.ConfigDict()
     c.model.name = "mlp"
+    c.model.precision = "float32"  # float32 | bfloat16 (sums, parameters and loss stay float32)
 
     c.algorithm = ml_collections.ConfigDict()
     c.algorithm.name = "fedavg"

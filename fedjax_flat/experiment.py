@@ -55,7 +55,10 @@ def build(
         partition.num_clients, config.cohort.size
     )
     model = models.build(
-        config.model.name, num_classes=dataset.num_classes, image_shape=dataset.image_shape
+        config.model.name,
+        num_classes=dataset.num_classes,
+        image_shape=dataset.image_shape,
+        precision=config.model.precision,
     )
     preprocess = data_lib.preprocess(
         dataset, crop_padding=config.data.crop_padding, flip=config.data.flip

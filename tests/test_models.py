@@ -67,11 +67,27 @@ def test_a_key_switches_training_mode_on():
     assert set(np.unique(model.apply({}, images, jax.random.key(0)))) == {0.0, 2.0}
 
 
+@pytest.mark.parametrize("name", ["cnn", "mlp"])
+def test_bfloat16_keeps_float32_parameters_gradients_and_logits(name):
+    models_of = lambda p: models.build(name, num_classes=10, image_shape=(32, 32, 3), precision=p)
+    exact, rounded = models_of("float32"), models_of("bfloat16")
+    params = jax.jit(rounded.init)(jax.random.key(0))
+    images = jax.random.normal(jax.random.key(1), (2, 32, 32, 3))
+    logits = jax.jit(rounded.apply)(params, images)
+    assert logits.dtype == jnp.float32
+    gap = np.abs(logits - jax.jit(exact.apply)(params, images)).max()
+    assert 0 < gap < 0.01 * np.abs(logits).max() + 0.01
+    grads = jax.jit(jax.grad(lambda p: jnp.sum(rounded.apply(p, images) ** 2)))(params)
+    assert {x.dtype for x in jax.tree.leaves((params, grads))} == {jnp.dtype("float32")}
+    jaxpr = str(jax.make_jaxpr(rounded.apply)(params, images))
+    assert "bf16[2," in jaxpr, "layers do compute in bfloat16"
+
+
 @pytest.mark.parametrize(
     ("name", "shape", "message"),
     [
         ("resnet", (32, 32, 3), "unknown model 'resnet': expected one of cnn, mlp"),
-        ("cnn", (8, 8, 1), r"cannot read images of shape \(8, 8, 1\).*filters"),
+        ("cnn", (8, 8, 1), r"cannot read images of shape \(8, 8, 1\).*larger than the image"),
     ],
 )
 def test_wrong_inputs(name, shape, message):

@@ -24,24 +24,43 @@ class Model(NamedTuple):
     apply: Callable[..., jax.Array]
 
 
-def from_linen(module: nn.Module, image_shape: tuple[int, ...]) -> Model:
-    """Any flax module called as `module(images, train=...)`."""
+PRECISIONS = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
+
+
+def from_linen(
+    module: nn.Module, image_shape: tuple[int, ...], precision: str = "float32"
+) -> Model:
+    """Any flax module called as `module(images, train=...)`.
+
+    With precision `bfloat16` the images, and so the layers of `models.layers`, are bfloat16; sums,
+    parameters, gradients, logits and loss are float32.
+    """
+    dtype = errors.lookup("precision", precision, PRECISIONS)
 
     def init(key):
         return module.init(key, jnp.zeros((1, *image_shape), jnp.float32))["params"]
 
     def apply(params, images, key=None):
-        if key is None:
-            return module.apply({"params": params}, images, train=False)
-        return module.apply({"params": params}, images, train=True, rngs={"dropout": key})
+        if dtype == jnp.bfloat16:
+            images = images.astype(dtype)
+        train, rngs = key is not None, None if key is None else {"dropout": key}
+        logits = module.apply({"params": params}, images, train=train, rngs=rngs)
+        return logits.astype(jnp.float32) if dtype == jnp.bfloat16 else logits
 
     return Model(init, apply)
 
 
-def build(name: str, *, num_classes: int, image_shape: tuple[int, ...], **options) -> Model:
+def build(
+    name: str,
+    *,
+    num_classes: int,
+    image_shape: tuple[int, ...],
+    precision: str = "float32",
+    **options,
+) -> Model:
     """A registered network for this many classes and this shape of image."""
     module = errors.lookup("model", name, MODELS)(num_classes=num_classes, **options)
-    model = from_linen(module, image_shape)
+    model = from_linen(module, image_shape, precision)
     try:
         jax.eval_shape(model.init, jax.random.key(0))
     except (TypeError, ValueError) as e:

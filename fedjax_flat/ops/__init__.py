@@ -1,6 +1,6 @@
 """Operations that stay fast inside compiled loops and under jvp(grad)."""
 
-from fedjax_flat.ops.conv import conv
-from fedjax_flat.ops.pooling import max_pool
+from fedjax_flat.ops.conv import accumulator, conv
+from fedjax_flat.ops.pooling import avg_pool, max_pool
 
-__all__ = ["conv", "max_pool"]
+__all__ = ["accumulator", "avg_pool", "conv", "max_pool"]

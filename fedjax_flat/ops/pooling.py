@@ -1,7 +1,9 @@
 """Pooling whose gradient is cheap on CPU.
 
-The gradient of `lax.reduce_window` max pooling is a select-and-scatter, ten times slower than the
-gradient of a maximum of strided views.
+The gradient of `lax.reduce_window` max pooling is a select-and-scatter, ten times slower than
+remembering where in its block each maximum was, which makes the gradient one elementwise pass that
+does not read the input again. Of equal maxima the first takes the gradient, as in PyTorch. Blocks do
+not overlap; a ragged border is dropped, as in PyTorch.
 """
 
 import functools
@@ -11,11 +13,50 @@ import jax
 import jax.numpy as jnp
 
 
+@functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
 def max_pool(x: jax.Array, window: int = 2) -> jax.Array:
-    """Maximum over disjoint window x window blocks; a ragged border is dropped, as in PyTorch."""
-    rows, cols = x.shape[1] // window * window, x.shape[2] // window * window
-    views = [
-        x[:, i:rows:window, j:cols:window]
-        for i, j in itertools.product(range(window), repeat=2)
-    ]
-    return functools.reduce(jnp.maximum, views)
+    """Maximum over disjoint window x window blocks of x (N, H, W, C)."""
+    return _max_and_place(x, window)[0]
+
+
+@max_pool.defjvp
+def _max_pool_jvp(window, primals, tangents):
+    (x,), (t,) = primals, tangents
+    out, place = _max_and_place(x, window)
+    offset = jnp.arange(window, dtype=place.dtype)
+    here = offset.reshape(1, 1, -1, 1, 1, 1) * window + offset.reshape(1, 1, 1, 1, -1, 1)
+    chosen = place[:, :, None, :, None, :] == here
+    t = _blocks(t, window)
+    return out, jnp.sum(jnp.where(chosen, t, jnp.zeros_like(t)), axis=(2, 4))
+
+
+def _max_and_place(x, window):
+    """The maxima, and the position 0 .. window^2 - 1 of each in its block."""
+    rows, cols = _covered(x, window)
+    best = place = None
+    for k, (i, j) in enumerate(itertools.product(range(window), repeat=2)):
+        view = x[:, i:rows:window, j:cols:window]
+        if best is None:
+            best, place = view, jnp.zeros(view.shape, jnp.uint8)
+        else:
+            # A NaN wins, as it does in jnp.maximum.
+            place = jnp.where((view > best) | jnp.isnan(view), jnp.uint8(k), place)
+            best = jnp.maximum(best, view)
+    return best, place
+
+
+def avg_pool(x: jax.Array, window: int = 2) -> jax.Array:
+    """Mean over disjoint window x window blocks of x (N, H, W, C)."""
+    return jnp.mean(_blocks(x, window), axis=(2, 4))
+
+
+def _covered(x, window):
+    return x.shape[1] // window * window, x.shape[2] // window * window
+
+
+def _blocks(x, window):
+    """(N, H, W, C) -> (N, H / window, window, W / window, window, C)."""
+    rows, cols = _covered(x, window)
+    return x[:, :rows, :cols].reshape(
+        x.shape[0], rows // window, window, cols // window, window, x.shape[3]
+    )
