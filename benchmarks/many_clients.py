@@ -34,7 +34,7 @@ def measure(cohort: int, strategy: str) -> None:
     loss = ff.objective.classification(model, ff.data.preprocess(dataset))
     local = ff.client.local_training(loss, ff.client.sgd(0.1), batch_size=5)
     algorithm = ff.algorithms.fedavg(local, optax.sgd(1.0))
-    step = ff.round_step(algorithm, ff.uniform(CLIENTS, cohort), ff.cohort_map(strategy, 20))
+    step = ff.round_step(algorithm, ff.uniform(CLIENTS, cohort), ff.cohort_map(strategy, chunk=20))
     run = jax.jit(ff.many_rounds(step, ROUNDS), donate_argnums=0)
     state = ff.init_state(algorithm, model.init(jax.random.key(0)), CLIENTS, jax.random.key(1))
     before = peak_mb()

@@ -8,7 +8,7 @@ runtime.apply()  # before anything below starts a backend
 from fedjax_flat import algorithms, client, data, models, objective, rng
 from fedjax_flat.config import default_config
 from fedjax_flat.engine.cohort import cohort_map
-from fedjax_flat.engine.evaluate import evaluator
+from fedjax_flat.engine.evaluate import client_evaluator, evaluator
 from fedjax_flat.engine.loop import train
 from fedjax_flat.engine.round import init_state, many_rounds, round_step
 from fedjax_flat.engine.sampling import bernoulli, uniform
@@ -18,6 +18,6 @@ from fedjax_flat.version import __version__
 
 __all__ = [
     "DivergedError", "UsageError", "__version__", "algorithms", "bernoulli", "build", "client",
-    "cohort_map", "data", "default_config", "evaluator", "init_state", "many_rounds", "models",
-    "objective", "rng", "round_step", "runtime", "train", "uniform",
+    "client_evaluator", "cohort_map", "data", "default_config", "evaluator", "init_state",
+    "many_rounds", "models", "objective", "rng", "round_step", "runtime", "train", "uniform",
 ]

@@ -1,6 +1,7 @@
 """The command line: flags in, importable functions called. Nothing is computed here."""
 
 import argparse
+import logging
 import pathlib
 import shlex
 import sys
@@ -22,6 +23,10 @@ def main(argv: list[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     args, rest = _parser().parse_known_args(argv)
     warnings.showwarning = _show_warning
+    logging.basicConfig(format="%(name)s: %(message)s")
+    logging.getLogger("fedjax_flat").setLevel(
+        logging.WARNING if getattr(args, "quiet", False) else logging.INFO
+    )
     try:
         return args.call(args, rest)
     except errors.DivergedError as e:
@@ -59,6 +64,11 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument("--data", help="folder of the CIFAR files (default: $FEDJAX_FLAT_DATA)")
     train.add_argument("--fresh", action="store_true", help="delete the run in the folder first")
     train.add_argument("--yes", action="store_true", help="with --fresh: do not ask, delete")
+    train.add_argument("--coordinator", metavar="HOST:PORT", help="several processes: where they "
+                       "meet, or auto (default: $JAX_COORDINATOR_ADDRESS)")
+    train.add_argument("--processes", type=int, help="how many (default: $JAX_NUM_PROCESSES)")
+    train.add_argument("--process", type=int, help="which one this is (default: $JAX_PROCESS_ID)")
+    train.add_argument("--timeout", type=int, default=60, help="seconds to wait for the others")
     train.add_argument("--quiet", action="store_true", help="no progress bar")
     train.set_defaults(call=_train)
 
@@ -71,16 +81,20 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _train(args, rest: list[str]) -> int:
+    from fedjax_flat.engine import distributed
     from fedjax_flat.engine.loop import train
     from fedjax_flat.engine.run_folder import RunFolder
 
+    distributed.start(args.coordinator, args.processes, args.process, timeout=args.timeout)
     folder = RunFolder(args.run)
     config = load_config(args.config, rest, folder)
     config_lib.validate(config)
-    if args.fresh and folder.path.exists():
+    if args.fresh and folder.path.exists() and distributed.is_primary():
         _confirm_deletion(folder, args.yes)
         folder.delete()
     result = train(config, args.run, data_dir=args.data, progress=not args.quiet)
+    if not distributed.is_primary():
+        return 128 + result.stopped_by if result.stopped_by else 0
     done = int(result.state.round)
     if result.stopped_by:
         again = shlex.join(["fedjax-flat", "train", "--run", args.run])

@@ -64,8 +64,9 @@ def default_config() -> ml_collections.ConfigDict:
     c.cohort = ml_collections.ConfigDict()
     c.cohort.size = 10
     c.cohort.sampling = "uniform"  # uniform | bernoulli
-    c.cohort.strategy = "map"  # vmap | map | chunked
+    c.cohort.strategy = "auto"  # auto | vmap | map | chunked | sharded
     c.cohort.chunk = 8
+    c.cohort.devices = 0  # sharded: how many, 0 for all
 
     c.eval = ml_collections.ConfigDict()
     c.eval.every = 10
@@ -86,7 +87,7 @@ _AT_LEAST: dict[str, float] = {
     "client.learning_rate": 0, "client.momentum": 0, "client.weight_decay": 0,
     "client.batch_size": 1, "client.epochs": 1, "client.steps": 0, "client.learning_rate_decay": 0,
     "server.learning_rate": 0, "server.momentum": 0,
-    "cohort.size": 1, "cohort.chunk": 1,
+    "cohort.size": 1, "cohort.chunk": 1, "cohort.devices": 0,
     "eval.every": 1, "eval.window": 1, "eval.batch_size": 1,
     "checkpoint.every": 1, "checkpoint.keep": 1,
 }

@@ -31,6 +31,7 @@ class Experiment:
     model: models.Model
     objective: Objective
     algorithm: Algorithm
+    over: cohort.CohortMap
     step: RoundStep
     evaluate: Callable[..., Totals]
 
@@ -38,7 +39,8 @@ class Experiment:
         """The state before the first round; only the seed decides it."""
         key = jax.random.key(self.config.seed)
         params = jax.jit(self.model.init)(rng.fold(key, "init"))
-        return init_state(self.algorithm, params, self.data.num_clients, key)
+        state = init_state(self.algorithm, params, self.data.num_clients, key)
+        return self.over.replicate(state)
 
 
 def build(
@@ -69,22 +71,25 @@ def build(
         build_server_optimizer(config.server),
         weighting=config.algorithm.weighting,
     )
-    data = data_lib.federate(dataset.train, partition)
     strategy = "map" if config.debug else config.cohort.strategy  # one client's values at a time
+    over = cohort.cohort_map(strategy, chunk=config.cohort.chunk, devices=config.cohort.devices)
+    batches = over if over.mesh else cohort.cohort_map("map")
+    data = over.replicate(data_lib.federate(dataset.train, partition))
     held = {"train": data.examples}
     return Experiment(
         config=config,
         partition=partition,
         data=data,
         splits={
-            name: held.get(name) or data_lib.on_device(dataset.split(name))
+            name: held.get(name) or over.replicate(data_lib.on_device(dataset.split(name)))
             for name in config.eval.splits
         },
         model=model,
         objective=objective,
         algorithm=algorithm,
-        step=round_step(algorithm, sample, cohort.cohort_map(strategy, config.cohort.chunk)),
-        evaluate=jax.jit(evaluator(objective, config.eval.batch_size)),
+        over=over,
+        step=round_step(algorithm, sample, over),
+        evaluate=jax.jit(evaluator(objective, config.eval.batch_size, batches)),
     )
 
 

@@ -59,7 +59,7 @@ class Problem:
     def run(self, algorithm, rounds, *, cohort=None, strategy="map", chunk=2, seed=0, sampler=None):
         clients = self.data.num_clients
         sampler = sampler or ff.uniform(clients, cohort or clients)
-        step = jax.jit(ff.round_step(algorithm, sampler, ff.cohort_map(strategy, chunk)))
+        step = jax.jit(ff.round_step(algorithm, sampler, ff.cohort_map(strategy, chunk=chunk)))
         state = ff.init_state(algorithm, self.params, clients, jax.random.key(seed))
         for _ in range(rounds):
             state, info = step(state, self.data)

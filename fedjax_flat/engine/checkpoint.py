@@ -27,10 +27,14 @@ class Checkpoints:
     def __init__(self, folder: str | os.PathLike, keep: int = 2):
         self._folder = pathlib.Path(folder).absolute()
         self._damaged: set[int] = set()
+        self._folder.mkdir(parents=True, exist_ok=True)
         self._manager = ocp.CheckpointManager(
             self._folder,
             options=ocp.CheckpointManagerOptions(
-                max_to_keep=keep, enable_async_checkpointing=False, create=True
+                max_to_keep=keep,
+                enable_async_checkpointing=False,
+                create=False,
+                multiprocessing_options=_alone(),
             ),
         )
 
@@ -46,7 +50,7 @@ class Checkpoints:
             self._damaged.remove(round)
         if round in self.rounds:
             return
-        arrays = _without_keys(state)
+        arrays = jax.tree.map(np.asarray, without_keys(state))
         self._manager.save(
             round,
             args=ocp.args.Composite(
@@ -76,7 +80,7 @@ class Checkpoints:
         return None
 
     def _read(self, round: int, like: Any) -> Any:
-        shapes = jax.eval_shape(_without_keys, like)
+        shapes = jax.eval_shape(without_keys, like)
         read = self._manager.restore(
             round,
             args=ocp.args.Composite(
@@ -85,21 +89,37 @@ class Checkpoints:
         )
         if _digest(read.state) != read.check["sha256"]:
             raise ValueError("the arrays differ from the digest saved with them")
-        return jax.tree.map(
-            lambda x, y: jax.random.wrap_key_data(x) if _is_key(y) else x, read.state, like
-        )
+        return with_keys(read.state, like)
 
     def close(self) -> None:
         """Releases orbax's threads."""
         self._manager.close()
 
 
+def _alone() -> ocp.options.MultiprocessingOptions:
+    """Checkpoints belong to the one process that opens them; the others do not wait for it."""
+    if jax.process_count() == 1:
+        return ocp.options.MultiprocessingOptions()
+    me = jax.process_index()
+    return ocp.options.MultiprocessingOptions(
+        primary_host=me, active_processes={me}, barrier_sync_key_prefix=f"process_{me}"
+    )
+
+
 def _is_key(x: Any) -> bool:
     return jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
 
 
-def _without_keys(state: Any) -> Any:
+def without_keys(state: Any) -> Any:
+    """Random keys as the numbers they are made of."""
     return jax.tree.map(lambda x: jax.random.key_data(x) if _is_key(x) else x, state)
+
+
+def with_keys(arrays: Any, like: Any) -> Any:
+    """Undoes `without_keys`, where `like` has keys."""
+    return jax.tree.map(
+        lambda x, y: jax.random.wrap_key_data(x) if _is_key(y) else x, arrays, like
+    )
 
 
 def _digest(arrays: Any) -> str:

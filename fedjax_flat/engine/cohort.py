@@ -1,90 +1,147 @@
-"""Mapping one function over the clients of a cohort, three ways that give the same numbers.
+"""Mapping one function over the clients of a cohort, several ways that give the same numbers.
 
-The function returns two trees: the first is summed over the cohort, the second is stacked. Only
-the sum of the uploads is ever held, except under `vmap`.
+The function is `work(shared, member)`: what all clients share comes first. It returns two trees, of
+which the first is summed over the cohort and the second is stacked. Only the sum of the uploads is
+ever held, except under `vmap`.
 
-| strategy  | work                                   | memory                       |
-|-----------|----------------------------------------|------------------------------|
-| `vmap`    | all clients at once                    | cohort x (model + batch)     |
-| `map`     | one after the other                    | one client                   |
-| `chunked` | `chunk` at once, chunks in sequence    | chunk x (model + batch)      |
+| strategy  | work                                         | memory per device        |
+|-----------|----------------------------------------------|--------------------------|
+| `vmap`    | all clients at once                          | cohort x (model + batch) |
+| `map`     | one after the other                          | one client               |
+| `chunked` | `chunk` at once, chunks in sequence          | chunk x (model + batch)  |
+| `sharded` | devices share the cohort, sums by psum       | as within one device     |
+
+`auto` is `sharded` on several devices; on one, `map` on CPU, where clients in sequence use all
+cores already and convolutions with per-client weights are slow, and `vmap` elsewhere.
 """
 
+import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from fedjax_flat import errors
 
-Work = Callable[[Any], tuple[Any, Any]]
-CohortMap = Callable[[Work, Any], tuple[Any, Any]]
+Work = Callable[[Any, Any], tuple[Any, Any]]
+AXIS = "clients"
 
 
-def vmap_cohort(work: Work, members: Any) -> tuple[Any, Any]:
-    """All clients at once."""
-    summed, stacked = jax.vmap(work)(members)
+class CohortMap(NamedTuple):
+    """`run(work, shared, members) -> (summed, stacked)`; a mesh's devices share the members."""
+
+    name: str
+    run: Callable[[Work, Any, Any], tuple[Any, Any]]
+    mesh: Mesh | None = None
+
+    @property
+    def multiple(self) -> int:
+        """The number of members must be a multiple of this."""
+        return 1 if self.mesh is None else self.mesh.size
+
+    def replicate(self, tree: Any) -> Any:
+        """Puts a copy of every array on each device of the mesh, in all processes."""
+        if self.mesh is None:
+            return tree
+        sharding = NamedSharding(self.mesh, PartitionSpec())
+        if jax.process_count() == 1:
+            return jax.device_put(tree, sharding)
+
+        def place(x):
+            if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
+                return jax.random.wrap_key_data(place(jax.random.key_data(x)))
+            value = np.asarray(x)
+            return jax.make_array_from_callback(value.shape, sharding, lambda i: value[i])
+
+        return jax.tree.map(place, tree)
+
+
+def _vmap(work: Work, shared: Any, members: Any) -> tuple[Any, Any]:
+    summed, stacked = jax.vmap(work, (None, 0))(shared, members)
     return jax.tree.map(lambda x: jnp.sum(x, axis=0), summed), stacked
 
 
-def map_cohort(work: Work, members: Any) -> tuple[Any, Any]:
-    """One client after the other."""
-    return _accumulate(work, members)
-
-
-def chunked_cohort(chunk: int) -> CohortMap:
-    """`chunk` clients at once; a last, smaller chunk when it does not divide the cohort."""
-    if chunk < 1:
-        raise errors.UsageError(f"cohort.chunk = {chunk}: expected at least 1.")
-
-    def cohort_map(work, members):
-        size = jax.tree.leaves(members)[0].shape[0]
-        whole = size // chunk * chunk
-        parts = []
-        if whole:
-            head = jax.tree.map(
-                lambda x: x[:whole].reshape(whole // chunk, chunk, *x.shape[1:]), members
-            )
-            summed, stacked = _accumulate(lambda m: vmap_cohort(work, m), head)
-            parts.append(
-                (summed, jax.tree.map(lambda x: x.reshape(whole, *x.shape[2:]), stacked))
-            )
-        if size > whole:
-            parts.append(vmap_cohort(work, jax.tree.map(lambda x: x[whole:], members)))
-        if len(parts) == 1:
-            return parts[0]
-        (sum_a, stack_a), (sum_b, stack_b) = parts
-        return (
-            jax.tree.map(jnp.add, sum_a, sum_b),
-            jax.tree.map(lambda a, b: jnp.concatenate([a, b]), stack_a, stack_b),
-        )
-
-    return cohort_map
-
-
-def _accumulate(work: Work, members: Any) -> tuple[Any, Any]:
+def _map(work: Work, shared: Any, members: Any) -> tuple[Any, Any]:
     first = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), members)
     zeros = jax.tree.map(
-        lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(lambda m: work(m)[0], first)
+        lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(work, shared, first)[0]
     )
 
     def body(carry, member):
-        summed, stacked = work(member)
+        summed, stacked = work(shared, member)
         return jax.tree.map(jnp.add, carry, summed), stacked
 
     return jax.lax.scan(body, zeros, members)
 
 
-def cohort_map(strategy: str, chunk: int = 8) -> CohortMap:
-    """The strategy called `vmap`, `map` or `chunked`."""
+def _chunked(work: Work, shared: Any, members: Any, *, chunk: int) -> tuple[Any, Any]:
+    """A last, smaller chunk follows when `chunk` does not divide the cohort."""
+    size = jax.tree.leaves(members)[0].shape[0]
+    whole = size // chunk * chunk
+    parts = []
+    if whole:
+        head = jax.tree.map(
+            lambda x: x[:whole].reshape(whole // chunk, chunk, *x.shape[1:]), members
+        )
+        summed, stacked = _map(lambda shared, m: _vmap(work, shared, m), shared, head)
+        parts.append((summed, jax.tree.map(lambda x: x.reshape(whole, *x.shape[2:]), stacked)))
+    if size > whole:
+        parts.append(_vmap(work, shared, jax.tree.map(lambda x: x[whole:], members)))
+    if len(parts) == 1:
+        return parts[0]
+    (sum_a, stack_a), (sum_b, stack_b) = parts
+    return (
+        jax.tree.map(jnp.add, sum_a, sum_b),
+        jax.tree.map(lambda a, b: jnp.concatenate([a, b]), stack_a, stack_b),
+    )
+
+
+def _sharded(work: Work, shared: Any, members: Any, *, mesh: Mesh, inner) -> tuple[Any, Any]:
+    def share(shared, members):
+        summed, stacked = inner(work, shared, members)
+        return jax.lax.psum(summed, AXIS), stacked
+
+    each, all_ = PartitionSpec(AXIS), PartitionSpec()
+    # check_vma off: loops start from replicated parameters and end with a client's own.
+    split = jax.shard_map(
+        share, mesh=mesh, in_specs=(all_, each), out_specs=(all_, each), check_vma=False
+    )
+    return split(shared, members)
+
+
+def cohort_map(strategy: str = "auto", *, chunk: int = 8, devices: int = 0) -> CohortMap:
+    """The strategy of this name; `sharded` takes the first `devices` devices, 0 meaning all."""
+    if chunk < 1:
+        raise errors.UsageError(f"cohort.chunk = {chunk}: expected at least 1.")
+    present = jax.device_count()
+    if not 0 <= devices <= present:
+        raise errors.UsageError(
+            f"cohort.devices = {devices}, but jax sees {present} ({jax.default_backend()}). Ask "
+            "for at most that many, or 0 for all."
+        )
+    one_device = "map" if jax.default_backend() == "cpu" else "vmap"
+    if strategy == "auto":
+        strategy = "sharded" if (devices or present) > 1 else one_device
+    inner = {"vmap": _vmap, "map": _map}
+
+    def sharded():
+        mesh = Mesh(np.array(jax.devices()[: devices or present]), (AXIS,))
+        run = functools.partial(_sharded, mesh=mesh, inner=inner[one_device])
+        return CohortMap(f"sharded over {mesh.size}, {one_device} on each", run, mesh)
+
     make = errors.lookup(
         "cohort strategy",
         strategy,
         {
-            "vmap": lambda: vmap_cohort,
-            "map": lambda: map_cohort,
-            "chunked": lambda: chunked_cohort(chunk),
+            "vmap": lambda: CohortMap("vmap", _vmap),
+            "map": lambda: CohortMap("map", _map),
+            "chunked": lambda: CohortMap(
+                f"chunked by {chunk}", functools.partial(_chunked, chunk=chunk)
+            ),
+            "sharded": sharded,
         },
     )
     return make()

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import logging
 import os
 import time
 from typing import Any
@@ -12,12 +13,13 @@ import numpy as np
 import tqdm
 
 from fedjax_flat import debug, errors, experiment
-from fedjax_flat.engine import metrics
-from fedjax_flat.engine.checkpoint import Checkpoints
+from fedjax_flat.engine import distributed, metrics
+from fedjax_flat.engine.checkpoint import Checkpoints, with_keys, without_keys
 from fedjax_flat.engine.interrupt import stop_request
 from fedjax_flat.engine.round import RoundInfo, TrainState, floats_per_client, many_rounds
 from fedjax_flat.engine.run_folder import RunFolder
 
+logger = logging.getLogger("fedjax_flat")
 DISPATCH_SECONDS = 0.5  # how long a Ctrl-C may wait, beyond the round in flight
 
 
@@ -44,61 +46,111 @@ def train(
 ) -> Result:
     """Trains as `config` says in run folder `run`, going on from its newest checkpoint."""
     built = experiment.build(config, data_dir)
-    folder = RunFolder(run)
-    folder.open(config, built.partition)
-    checkpoints = Checkpoints(folder.checkpoints, config.checkpoint.keep)
-    try:
-        restored = checkpoints.restore(jax.eval_shape(built.init))
-        start, state = restored or (0, built.init())
+    with contextlib.ExitStack() as stack:
+        files = stack.enter_context(contextlib.closing(_Files(built, run)))
+        start, state = files.restore()
         if start > config.rounds:
             raise errors.UsageError(
                 f"{run} is already at round {start}, past rounds = {config.rounds}. Raise rounds, "
                 "or choose another folder with --run."
             )
-        folder.record(config, built.partition)
-        writer = metrics.Writer(
-            folder.metrics_file, after_round=start, tensorboard=config.tensorboard
-        )
-        with (
-            contextlib.closing(writer),
-            stop_request() as stop,
-            debug.checks() if config.debug else contextlib.nullcontext(),
+        files.begin(start)
+        logger.info("cohort: %s (%s)", built.over.name, jax.default_backend())
+        stop = stack.enter_context(stop_request())
+        if config.debug:
+            stack.enter_context(debug.checks())
+        bar = stack.enter_context(
             tqdm.tqdm(
-                total=config.rounds, initial=start, unit="round", disable=not progress,
-                dynamic_ncols=True, desc=os.path.basename(os.fspath(run)),
-            ) as bar,
-        ):
-            loop = _Loop(built, checkpoints, writer, bar)
-            state = loop.run(state, start, stop)
-    finally:
-        checkpoints.close()
+                total=config.rounds, initial=start, unit="round", dynamic_ncols=True,
+                disable=not (progress and distributed.is_primary()),
+                desc=os.path.basename(os.fspath(run)),
+            )
+        )
+        state, stopped_by = _Loop(built, files, bar).run(state, start, stop)
     return Result(
         state=state,
         models=built.algorithm.models(state.server),
-        records=metrics.read(folder.metrics_file),
-        stopped_by=stop.signal,
+        records=metrics.read(RunFolder(run).metrics_file),
+        stopped_by=stopped_by,
     )
 
 
+class _Files:
+    """What process 0 keeps on disk; in the other processes, nothing."""
+
+    def __init__(self, built: experiment.Experiment, run: str | os.PathLike):
+        self.built, self.primary = built, distributed.is_primary()
+        self.writer: metrics.Writer | None = None
+        self.checkpoints: Checkpoints | None = None
+        if self.primary:
+            self.folder = RunFolder(run)
+            self.folder.open(built.config, built.partition)
+            self.checkpoints = Checkpoints(self.folder.checkpoints, built.config.checkpoint.keep)
+
+    def restore(self) -> tuple[int, TrainState]:
+        """The newest checkpoint, or the state before the first round."""
+        like = jax.eval_shape(self.built.init)
+        restored = self.checkpoints.restore(like) if self.checkpoints else None
+        start = int(distributed.from_primary(np.int32(-1 if restored is None else restored[0])))
+        if start < 0:
+            return 0, self.built.init()
+        state = restored[1] if restored else self.built.init()
+        if jax.process_count() > 1:
+            state = with_keys(distributed.from_primary(without_keys(state)), like)
+        return start, self.built.over.replicate(state)
+
+    def begin(self, start: int) -> None:
+        """Records the settings, and drops the metrics of rounds that will be run again."""
+        if self.primary:
+            config = self.built.config
+            self.folder.record(config, self.built.partition)
+            self.writer = metrics.Writer(
+                self.folder.metrics_file, after_round=start, tensorboard=config.tensorboard
+            )
+
+    def write(self, record: dict[str, Any]) -> None:
+        if self.writer:
+            self.writer.write(record)
+
+    def save(self, done: int, state: TrainState) -> None:
+        if self.writer and self.checkpoints:
+            self.writer.flush()
+            self.checkpoints.save(done, state)
+
+    @property
+    def saved(self) -> list[int]:
+        return self.checkpoints.rounds if self.checkpoints else []
+
+    def close(self) -> None:
+        if self.writer:
+            self.writer.close()
+        if self.checkpoints:
+            self.checkpoints.close()
+
+
 class _Loop:
-    def __init__(self, built: experiment.Experiment, checkpoints: Checkpoints, writer, bar):
-        self.built, self.config = built, built.config
-        self.checkpoints, self.writer, self.bar = checkpoints, writer, bar
+    def __init__(self, built: experiment.Experiment, files: _Files, bar):
+        self.built, self.config, self.files, self.bar = built, built.config, files, bar
         rounds = many_rounds(built.step, self.config.rounds_per_dispatch)
         self.dispatch = jax.jit(rounds, donate_argnums=0)
 
-    def run(self, state: TrainState, start: int, stop) -> TrainState:
+    def run(self, state: TrainState, start: int, stop) -> tuple[TrainState, int | None]:
         config = self.config
         floats = floats_per_client(self.built.algorithm, state, self.built.data)
-        done, batch = start, 1
+        done, batch, signal = start, 1, 0
         if done == 0:
             self.evaluate(state, done)
-        while done < config.rounds and stop.signal is None:
+        while done < config.rounds:
             n = min(batch, self.next_event(done) - done)
+            plan = np.array([n, stop.signal or 0], np.int32)
+            n, signal = map(int, distributed.from_primary(plan))
+            if signal:
+                break
             began = time.perf_counter()
             # Nothing may travel between host and device in here; op by op, constants would.
             with jax.transfer_guard("allow" if config.debug else "disallow"):
-                state, infos = self.dispatch(state, self.built.data, jax.device_put(np.int32(n)))
+                count = self.built.over.replicate(jax.device_put(np.int32(n)))
+                state, infos = self.dispatch(state, self.built.data, count)
             infos = jax.tree.map(lambda x, n=n: np.asarray(x)[:n], jax.device_get(infos))
             seconds = time.perf_counter() - began
             self.check_finite(infos, done)
@@ -109,10 +161,10 @@ class _Loop:
             if self.is_evaluated(done):
                 self.evaluate(state, done)
             if done % config.checkpoint.every == 0 or done == config.rounds:
-                self.save(done, state)
+                self.files.save(done, state)
             batch = max(1, min(config.rounds_per_dispatch, int(DISPATCH_SECONDS * n / seconds)))
-        self.save(done, state)
-        return state
+        self.files.save(done, state)
+        return state, signal or None
 
     def next_event(self, done: int) -> int:
         """The next round that is evaluated or saved."""
@@ -132,7 +184,7 @@ class _Loop:
             for split, examples in self.built.splits.items():
                 totals = self.built.evaluate(params, examples)
                 loss, accuracy = jax.device_get(totals.means())
-                self.writer.write(
+                self.files.write(
                     {
                         "round": done, "split": split, "model": model,
                         "loss": float(loss), "accuracy": float(accuracy),
@@ -143,7 +195,7 @@ class _Loop:
         down, up = floats
         speed = float(infos.examples.sum() / seconds)
         for i in range(len(infos.loss)):
-            self.writer.write(
+            self.files.write(
                 {
                     "round": done + i + 1, "split": "cohort", "model": "local",
                     "loss": float(infos.loss[i]), "accuracy": float(infos.accuracy[i]),
@@ -157,17 +209,11 @@ class _Loop:
     def check_finite(self, infos: RoundInfo, done: int) -> None:
         if infos.finite.all():
             return
-        self.writer.flush()
         bad = done + int(np.argmin(infos.finite)) + 1
-        kept = self.checkpoints.rounds
+        kept = self.files.saved
         raise errors.DivergedError(
             f"training turned non-finite in round {bad}. "
             + (f"The checkpoint of round {kept[-1]} is kept. " if kept else "No checkpoint yet. ")
             + "Try a smaller client.learning_rate or server.learning_rate, or --config.debug=True "
             "to see the client, step and tensor."
         )
-
-    def save(self, done: int, state: TrainState) -> None:
-        self.writer.flush()
-        self.checkpoints.save(done, state)
-

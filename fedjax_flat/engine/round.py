@@ -10,6 +10,7 @@ import numpy as np
 from fedjax_flat import debug, rng
 from fedjax_flat.algorithms.base import Algorithm
 from fedjax_flat.data.federated import FederatedData
+from fedjax_flat.engine import sampling
 from fedjax_flat.engine.cohort import CohortMap
 from fedjax_flat.engine.sampling import Sampler
 from fedjax_flat.server import aggregate
@@ -49,18 +50,15 @@ def round_step(algorithm: Algorithm, sample: Sampler, cohort_map: CohortMap) -> 
 
     def step(state: TrainState, data: FederatedData) -> tuple[TrainState, RoundInfo]:
         cohort = sample(rng.fold(state.key, "cohort", state.round))
+        cohort = sampling.pad(cohort, cohort_map.multiple)
         message = algorithm.broadcast(state.server)
         rows = jax.tree.map(lambda x: x[cohort.clients], state.clients)
 
-        def work(member):
+        def work(shared, member):
+            message, data, round, key = shared
             (k, mask), row = member
-            result = algorithm.local(
-                message,
-                row,
-                data.client(k, mask),
-                state.round,
-                rng.fold(state.key, "client", state.round, k),
-            )
+            client_key = rng.fold(key, "client", round, k)
+            result = algorithm.local(message, row, data.client(k, mask), round, client_key)
             took_part = (result.weight > 0).astype(jnp.float32)
             summed = (
                 aggregate.weighted(result.upload, result.weight),
@@ -69,7 +67,9 @@ def round_step(algorithm: Algorithm, sample: Sampler, cohort_map: CohortMap) -> 
             )
             return summed, result.state
 
-        summed, rows = cohort_map(work, (cohort, rows))
+        summed, rows = cohort_map.run(
+            work, (message, data, state.round, state.key), (cohort, rows)
+        )
         weighted_sum, weight, (totals, clients, drift) = summed
         upload = aggregate.mean(weighted_sum, weight)
         debug.check({"aggregate": upload}, round=state.round)

@@ -60,4 +60,13 @@ def bernoulli(num_clients: int, size: float, *, slots: int | None = None) -> Sam
     return sample
 
 
+def pad(cohort: Cohort, multiple: int) -> Cohort:
+    """Adds empty slots up to a multiple of `multiple`."""
+    missing = -cohort.clients.shape[0] % multiple
+    if not missing:
+        return cohort
+    mask = jnp.ones(cohort.clients.shape, bool) if cohort.mask is None else cohort.mask
+    return Cohort(jnp.pad(cohort.clients, (0, missing)), jnp.pad(mask, (0, missing)))
+
+
 SAMPLERS = {"uniform": uniform, "bernoulli": bernoulli}

@@ -44,7 +44,7 @@ def from_linen(
         if dtype == jnp.bfloat16:
             images = images.astype(dtype)
         train, rngs = key is not None, None if key is None else {"dropout": key}
-        logits = module.apply({"params": params}, images, train=train, rngs=rngs)
+        logits: Any = module.apply({"params": params}, images, train=train, rngs=rngs)
         return logits.astype(jnp.float32) if dtype == jnp.bfloat16 else logits
 
     return Model(init, apply)

@@ -1,8 +1,8 @@
 """A convolution that stays fast inside loops on XLA:CPU and is closed under differentiation.
 
 XLA:CPU recognises only plain NHWC/HWIO convolutions inside a while body; the filter and input
-gradients that JAX writes are something else there, and run 20 to 70 times slower (jax-ml/jax#12868).
-So the three bilinear maps
+gradients that JAX writes are something else there, and run 20 to 70 times slower
+(jax-ml/jax#12868). So the three bilinear maps
 
     output(x, w),   input_grad(g, w),   filter_grad(x, g)
 
@@ -17,8 +17,8 @@ are primitives of their own. Each is the transpose of another, so `jvp`, `vjp`, 
 On other platforms they lower to XLA's own convolution and its gradients.
 
 Batching. A batch of inputs, or of weights, joins the examples or the channels of one convolution.
-A batch of both (one model per client) is a loop on CPU, because a grouped convolution is slow there;
-elsewhere it is XLA's grouped convolution.
+A batch of both (one model per client) is a loop on CPU, because a grouped convolution is slow
+there; elsewhere it is XLA's grouped convolution.
 """
 
 import dataclasses
@@ -80,8 +80,8 @@ def conv(
     )
     if min(geometry.out) < 1:
         raise ValueError(
-            f"conv: a filter of {geometry.kernel} (dilation {dilation}) is larger than the image of "
-            f"{geometry.image} with padding {geometry.padding}."
+            f"conv: a filter of {geometry.kernel} (dilation {dilation}) is larger than the image "
+            f"of {geometry.image} with padding {geometry.padding}."
         )
     return _output_p.bind(x, w, geometry=geometry)
 
@@ -184,11 +184,9 @@ def _cpu_input_grad(g, w, geometry: Geometry):
     before, after = max(reach - top, 0), max(image_h + top - (out_h - 1) * stride_h - 1, 0)
     zero = jnp.zeros((), rows.dtype)
     rows = lax.pad(rows, zero, (none, (before, after, stride_h - 1), none, none, none, none))
-    total = None
-    for a in range(kh):
-        start = before + top - dilate_h * a
-        part = rows[:, start : start + image_h, :, :, a]
-        total = part if total is None else total + part
+    starts = [before + top - dilate_h * a for a in range(kh)]
+    parts = [rows[:, s : s + image_h, :, :, a] for a, s in enumerate(starts)]
+    total = functools.reduce(jnp.add, parts)
     return total.reshape(n, image_h, image_w, groups * channels).astype(g.dtype)
 
 
@@ -268,7 +266,7 @@ def _primitive(name, xla, cpu):
 def _join(x, axis, target):
     """Makes the batch axis the slower part of axis `target` of the unbatched array."""
     x = jnp.moveaxis(x, axis, target)
-    return x.reshape(*x.shape[:target], x.shape[target] * x.shape[target + 1], *x.shape[target + 2 :])
+    return lax.collapse(x, target, target + 2)
 
 
 _output_p = _primitive("output", _xla_output, _xla_output)

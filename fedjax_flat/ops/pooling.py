@@ -2,8 +2,8 @@
 
 The gradient of `lax.reduce_window` max pooling is a select-and-scatter, ten times slower than
 remembering where in its block each maximum was, which makes the gradient one elementwise pass that
-does not read the input again. Of equal maxima the first takes the gradient, as in PyTorch. Blocks do
-not overlap; a ragged border is dropped, as in PyTorch.
+does not read the input again. Of equal maxima the first takes the gradient, as in PyTorch. Blocks
+do not overlap; a ragged border is dropped, as in PyTorch.
 """
 
 import functools
@@ -33,15 +33,15 @@ def _max_pool_jvp(window, primals, tangents):
 def _max_and_place(x, window):
     """The maxima, and the position 0 .. window^2 - 1 of each in its block."""
     rows, cols = _covered(x, window)
-    best = place = None
-    for k, (i, j) in enumerate(itertools.product(range(window), repeat=2)):
-        view = x[:, i:rows:window, j:cols:window]
-        if best is None:
-            best, place = view, jnp.zeros(view.shape, jnp.uint8)
-        else:
-            # A NaN wins, as it does in jnp.maximum.
-            place = jnp.where((view > best) | jnp.isnan(view), jnp.uint8(k), place)
-            best = jnp.maximum(best, view)
+    best, *others = (
+        x[:, i:rows:window, j:cols:window]
+        for i, j in itertools.product(range(window), repeat=2)
+    )
+    place = jnp.zeros(best.shape, jnp.uint8)
+    for k, view in enumerate(others, 1):
+        # A NaN wins, as it does in jnp.maximum.
+        place = jnp.where((view > best) | jnp.isnan(view), jnp.uint8(k), place)
+        best = jnp.maximum(best, view)
     return best, place
 
 
