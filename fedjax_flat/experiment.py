@@ -39,8 +39,7 @@ class Experiment:
         """The state before the first round; only the seed decides it."""
         key = jax.random.key(self.config.seed)
         params = jax.jit(self.model.init)(rng.fold(key, "init"))
-        state = init_state(self.algorithm, params, self.data.num_clients, key)
-        return self.over.replicate(state)
+        return init_state(self.algorithm, params, self.data.num_clients, key)
 
 
 def build(

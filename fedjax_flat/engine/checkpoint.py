@@ -89,7 +89,7 @@ class Checkpoints:
         )
         if _digest(read.state) != read.check["sha256"]:
             raise ValueError("the arrays differ from the digest saved with them")
-        return with_keys(read.state, like)
+        return with_keys(jax.device_put(read.state), like)
 
     def close(self) -> None:
         """Releases orbax's threads."""

@@ -92,12 +92,10 @@ class _Files:
         like = jax.eval_shape(self.built.init)
         restored = self.checkpoints.restore(like) if self.checkpoints else None
         start = int(distributed.from_primary(np.int32(-1 if restored is None else restored[0])))
-        if start < 0:
-            return 0, self.built.init()
         state = restored[1] if restored else self.built.init()
-        if jax.process_count() > 1:
+        if start >= 0 and jax.process_count() > 1:
             state = with_keys(distributed.from_primary(without_keys(state)), like)
-        return start, self.built.over.replicate(state)
+        return max(start, 0), self.built.over.replicate(state)
 
     def begin(self, start: int) -> None:
         """Records the settings, and drops the metrics of rounds that will be run again."""
@@ -147,9 +145,9 @@ class _Loop:
             if signal:
                 break
             began = time.perf_counter()
+            count = self.built.over.replicate(jax.device_put(np.int32(n)))
             # Nothing may travel between host and device in here; op by op, constants would.
             with jax.transfer_guard("allow" if config.debug else "disallow"):
-                count = self.built.over.replicate(jax.device_put(np.int32(n)))
                 state, infos = self.dispatch(state, self.built.data, count)
             infos = jax.tree.map(lambda x, n=n: np.asarray(x)[:n], jax.device_get(infos))
             seconds = time.perf_counter() - began
