@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-slow lint clean
+.PHONY: demo test test-slow lint bench bench-peers clean
 demo: .venv/installed
 	$(BIN)/python -m fedjax_flat demo --run runs/demo
 
@@ -16,6 +16,16 @@ lint: .venv/installed
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
+# With the peers that `make bench-peers` put into an environment of their own, if it did.
+bench: .venv/installed
+	$(firstword $(wildcard .venv-bench/bin/python) $(BIN)/python) benchmarks/run.py
+
+# torch first and alone, or CUDA packages follow.
+bench-peers:
+	$(PYTHON) -m venv .venv-bench
+	.venv-bench/bin/python -m pip install --quiet torch==2.13.0
+	.venv-bench/bin/python -m pip install --quiet --requirement benchmarks/requirements.txt --editable .
+
 .venv/installed: setup.cfg pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fedjax_flat needs Python 3.11 or newer: make PYTHON=python3.11 ...")'
 	$(PYTHON) -m venv .venv
@@ -23,4 +33,4 @@ lint: .venv/installed
 	touch $@
 
 clean:
-	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv .venv-bench build *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,79 @@
+"""What every system trains: the same shapes, the same data, the same number of images per round.
+
+Nothing here imports fedjax_flat or jax, so that peers run with their own settings.
+"""
+
+import dataclasses
+import itertools
+
+import numpy as np
+
+
+@dataclasses.dataclass(frozen=True)
+class Conv:
+    """A VALID convolution; `pool` is the side of the max pooling after it."""
+
+    features: int
+    size: int
+    pool: int = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Workload:
+    """A federated round: `cohort` clients of `examples` images, one epoch each."""
+
+    name: str
+    image: tuple[int, int, int]
+    convs: tuple[Conv, ...]
+    hidden: tuple[int, ...]
+    clients: int
+    examples: int
+    cohort: int
+    batch: int
+    learning_rate: float
+    classes: int = 10
+
+    @property
+    def images_per_round(self) -> int:
+        """Images that a round visits."""
+        return self.cohort * self.examples
+
+    def flops_per_image(self) -> float:
+        """Multiplications and additions of a training step; the first layer needs no input grad."""
+        height, width, channels = self.image
+        total, passes = 0.0, 2
+        for c in self.convs:
+            height, width = height - c.size + 1, width - c.size + 1
+            total += passes * 2 * height * width * c.size**2 * channels * c.features
+            height, width, channels = height // c.pool, width // c.pool, c.features
+            passes = 3
+        sizes = [height * width * channels, *self.hidden, self.classes]
+        return total + sum(3 * 2 * a * b for a, b in itertools.pairwise(sizes))
+
+    def data(self, clients: int | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """uint8 images (clients, examples, ...) and labels: noise around one picture per class."""
+        rng = np.random.default_rng(0)
+        clients = clients or self.clients
+        labels = rng.integers(0, self.classes, (clients, self.examples)).astype(np.int32)
+        pictures = rng.integers(0, 256, (self.classes, *self.image)).astype(np.float32)
+        images = np.empty((clients, self.examples, *self.image), np.uint8)
+        for k in range(clients):
+            noise = rng.integers(0, 256, (self.examples, *self.image)).astype(np.float32)
+            images[k] = 0.5 * pictures[labels[k]] + 0.5 * noise
+        return images, labels
+
+
+def normalise(images: np.ndarray) -> np.ndarray:
+    """What every system feeds its network."""
+    return (images.astype(np.float32) / 255 - 0.5) / 0.25
+
+
+W1 = Workload(
+    "W1", (32, 32, 3), (Conv(64, 5, 2), Conv(64, 5, 2)), (384, 192),
+    clients=100, examples=500, cohort=5, batch=64, learning_rate=0.01,
+)
+W2 = Workload(
+    "W2", (28, 28, 1), (Conv(32, 3), Conv(64, 3, 2)), (128,),
+    clients=1000, examples=50, cohort=50, batch=10, learning_rate=0.1,
+)
+WORKLOADS = {w.name: w for w in (W1, W2)}
