@@ -202,6 +202,38 @@ def test_layers_share_names_and_shapes_with_flax():
 
 
 @pytest.mark.parametrize(
+    "options",
+    [{}, {"strides": 2, "padding": "VALID", "kernel_dilation": 2}, {"feature_group_count": 4}],
+)
+def test_plain_flax_convolution_with_our_operation(options):
+    x = jax.random.normal(jax.random.key(0), (2, 9, 9, 4))
+    ours = nn.Conv(8, (3, 3), conv_general_dilated=ops.conv_general_dilated, **options)
+    plain = nn.Conv(8, (3, 3), **options)
+    with jax.numpy_rank_promotion("allow"):
+        params = ours.init(jax.random.key(1), x)
+        jax.tree.map(
+            np.testing.assert_array_equal, params, plain.init(jax.random.key(1), x)
+        )
+        np.testing.assert_allclose(
+            ours.apply(params, x), plain.apply(params, x), rtol=1e-5, atol=1e-5
+        )
+        assert "conv_output" in str(jax.make_jaxpr(ours.apply)(params, x))
+
+
+def test_flax_layouts_that_are_not_ours():
+    with pytest.raises(ValueError, match="input dilation"):
+        ops.conv_general_dilated(
+            jnp.ones((1, 4, 4, 1)), jnp.ones((1, 1, 1, 1)), (1, 1), "SAME", lhs_dilation=(2, 2),
+            dimension_numbers=("NHWC", "HWIO", "NHWC"),
+        )
+    with pytest.raises(ValueError, match="expected 2-D images in"):
+        ops.conv_general_dilated(
+            jnp.ones((1, 1, 4, 4)), jnp.ones((1, 1, 1, 1)), (1, 1), "SAME",
+            dimension_numbers=("NCHW", "HWIO", "NCHW"),
+        )
+
+
+@pytest.mark.parametrize(
     ("x", "w", "options", "message"),
     [
         ((1, 8, 8, 3), (3, 3, 4, 2), {}, "images have 3 channels"),

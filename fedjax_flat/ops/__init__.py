@@ -1,6 +1,6 @@
 """Operations that stay fast inside compiled loops and under jvp(grad)."""
 
-from fedjax_flat.ops.conv import accumulator, conv
+from fedjax_flat.ops.conv import accumulator, conv, conv_general_dilated
 from fedjax_flat.ops.pooling import avg_pool, max_pool
 
-__all__ = ["accumulator", "avg_pool", "conv", "max_pool"]
+__all__ = ["accumulator", "avg_pool", "conv", "conv_general_dilated", "max_pool"]

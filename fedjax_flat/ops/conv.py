@@ -86,6 +86,26 @@ def conv(
     return _output_p.bind(x, w, geometry=geometry)
 
 
+def conv_general_dilated(
+    lhs, rhs, window_strides, padding, lhs_dilation=None, rhs_dilation=None, dimension_numbers=None,
+    feature_group_count=1, precision=None, preferred_element_type=None,
+) -> jax.Array:
+    """`conv` for `flax.linen.Conv(..., conv_general_dilated=ops.conv_general_dilated)`.
+
+    So any flax model gets it with its own parameter names, shapes and initialisers.
+    """
+    del precision, preferred_element_type
+    channels_last = lax.conv_dimension_numbers(lhs.shape, rhs.shape, LAYOUT)
+    if lhs.ndim != 4 or dimension_numbers not in (LAYOUT, channels_last):
+        raise ValueError(f"conv: layout {dimension_numbers}; expected 2-D images in {LAYOUT}.")
+    if any(d != 1 for d in lhs_dilation or ()):
+        raise ValueError(f"conv: input dilation {lhs_dilation} is not supported; expected 1.")
+    return conv(
+        lhs, rhs, strides=tuple(window_strides), padding=padding,
+        dilation=tuple(rhs_dilation or (1, 1)), groups=feature_group_count,
+    )
+
+
 def _check_shapes(x, w, groups):
     if x.ndim != 4 or w.ndim != 4:
         raise ValueError(

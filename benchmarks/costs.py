@@ -1,0 +1,171 @@
+"""What things cost beside a plain round: Hessian products, compilation, bfloat16, ResNet-18.
+
+command: python benchmarks/costs.py [hvp] [compile] [bfloat16] [resnet]      (default: all)
+
+Ratios are medians over turns (A B A B ...) in one process; ResNet-18 beside torch takes two.
+"""
+
+import statistics
+import sys
+import time
+
+import numpy as np
+
+
+def paper_cnn(examples: int = 640):
+    """(loss(params, batch), params, batches of 64) for the paper's CNN on noise."""
+    import jax
+    import jax.numpy as jnp
+
+    import fedjax_flat as ff
+    from fedjax_flat.data import Batch
+
+    model = ff.models.build("cnn", num_classes=10, image_shape=(32, 32, 3))
+    objective = ff.objective.Objective(
+        augment=lambda b, key: b, normalise=lambda b: b,
+        totals=ff.objective.classification(model, None).totals,
+    )
+    keys = jax.random.split(jax.random.key(0), 3)
+    batches = Batch(
+        jax.random.normal(keys[0], (examples // 64, 64, 32, 32, 3)),
+        jax.random.randint(keys[1], (examples // 64, 64), 0, 10),
+        jnp.ones((examples // 64, 64), bool),
+    )
+    return lambda p, b: objective.mean_loss(p, b)[0], jax.jit(model.init)(keys[2]), batches
+
+
+def turns(functions: dict, repeat: int = 7) -> dict[str, list[float]]:
+    """Seconds of each function, called in turn."""
+    times: dict[str, list[float]] = {name: [] for name in functions}
+    for f in functions.values():
+        f()
+    for _ in range(repeat):
+        for name, f in functions.items():
+            start = time.perf_counter()
+            f()
+            times[name].append(time.perf_counter() - start)
+    return times
+
+
+def hvp() -> None:
+    """One Hessian-vector product against one gradient, both inside a compiled loop."""
+    import jax
+    import jax.numpy as jnp
+
+    loss, params, batches = paper_cnn()
+    vector = jax.tree.map(jnp.ones_like, params)
+    gradient = lambda p, b: jax.grad(loss)(p, b)
+    product = lambda p, b: jax.jvp(lambda q: gradient(q, b), (p,), (vector,))[1]
+
+    def total(f):
+        add = lambda a, x: jax.tree.map(jnp.add, a, x)
+        run = jax.jit(lambda p, bs: jax.lax.scan(
+            lambda a, b: (add(a, f(p, b)), None), jax.tree.map(jnp.zeros_like, p), bs)[0])
+        return lambda: jax.block_until_ready(run(params, batches))
+
+    times = turns({"gradient": total(gradient), "product": total(product)})
+    ratios = [p / g for p, g in zip(times["product"], times["gradient"], strict=True)]
+    print(f"Hessian-vector product / gradient: {statistics.median(ratios):.2f} "
+          f"(from {min(ratios):.2f} to {max(ratios):.2f})")
+
+
+def compilation() -> None:
+    """Seconds to compile the W1 round, and the same with two gradients per step, as SAM has."""
+    import jax
+    import optax
+    from systems import our_network
+    from workloads import W1
+
+    import fedjax_flat as ff
+    from fedjax_flat.data import Dataset, Examples, Partition
+
+    images, labels = W1.data(10)
+    examples = Examples(images.reshape(-1, *W1.image), labels.reshape(-1))
+    dataset = Dataset("bench", examples, examples, 10, 255.0, (0.5,) * 3, (0.25,) * 3)
+    data = ff.data.federate(examples, Partition.of(np.arange(5000).reshape(10, 500)))
+    model = ff.models.from_linen(our_network(W1), W1.image)
+    objective = ff.objective.classification(model, ff.data.preprocess(dataset))
+
+    def twice(updates, state, params=None, *, grad_fn, **extra):
+        del extra
+        return grad_fn(optax.apply_updates(params, updates)), state
+
+    second = optax.GradientTransformationExtraArgs(lambda p: optax.EmptyState(), twice)
+    for name, gradient in (("plain", ()), ("two gradients", (second,))):
+        optimizer = ff.client.sgd(0.01, gradient=gradient)
+        local = ff.client.local_training(objective, optimizer, batch_size=64)
+        algorithm = ff.algorithms.fedavg(local, optax.sgd(1.0))
+        step = ff.round_step(algorithm, ff.uniform(10, 5), ff.cohort_map("map"))
+        params = jax.jit(model.init)(jax.random.key(0))
+        state = ff.init_state(algorithm, params, 10, jax.random.key(1))
+        start = time.perf_counter()
+        jax.jit(step).lower(state, data).compile()
+        print(f"compiling the W1 round, {name}: {time.perf_counter() - start:.1f} s")
+
+
+def bfloat16() -> None:
+    """Speed and loss of bfloat16 beside float32 on W1, 20 rounds, in turn."""
+    from systems import ours
+    from workloads import W1
+
+    systems = {name: ours(W1, name) for name in ("float32", "bfloat16")}
+    times = turns({name: round for name, (round, _) in systems.items()}, repeat=19)
+    ratios = [a / b for a, b in zip(times["float32"], times["bfloat16"], strict=True)]
+    losses = {name: loss() for name, (_, loss) in systems.items()}
+    print(f"bfloat16: {statistics.median(ratios):.2f} x the speed of float32; loss after 20 rounds "
+          f"{losses['bfloat16']:.4f} against {losses['float32']:.4f}")
+
+
+def resnet() -> None:
+    """A ResNet-18 with GroupNorm on CIFAR shapes, one step of 64, beside torch."""
+    import jax
+    import optax
+    import torch
+    from resnet18 import ResNet18, torch_resnet18
+
+    torch.set_num_threads(2)
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(4, 64, 32, 32, 3)).astype(np.float32), rng.integers(0, 10, (4, 64))
+    network = ResNet18()
+    params = jax.jit(network.init)(jax.random.key(0), x[0])["params"]
+
+    def loss(p, x, y):
+        logits = network.apply({"params": p}, x)
+        return optax.softmax_cross_entropy_with_integer_labels(logits, y).mean()
+
+    @jax.jit
+    def run(params, x, y):
+        def step(p, batch):
+            grads = jax.grad(loss)(p, *batch)
+            return jax.tree.map(lambda a, g: a - 0.01 * g, p, grads), None
+
+        return jax.lax.scan(step, params, (x, y))[0]
+
+    there = torch_resnet18()
+    optimizer = torch.optim.SGD(there.parameters(), 0.01)
+    xt, yt = torch.from_numpy(x).permute(0, 1, 4, 2, 3).contiguous(), torch.from_numpy(y)
+
+    def torch_run():
+        for a, b in zip(xt, yt, strict=True):
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(there(a), b).backward()
+            optimizer.step()
+
+    labels = y.astype(np.int32)
+    times = turns(
+        {"ours": lambda: jax.block_until_ready(run(params, x, labels)), "torch": torch_run},
+        repeat=3,
+    )
+    ratios = [t / o for t, o in zip(times["torch"], times["ours"], strict=True)]
+    speed = {name: 256 / statistics.median(t) for name, t in times.items()}
+    print(f"ResNet-18-GN: {speed['ours']:.0f} images/s, torch {speed['torch']:.0f}, ratio "
+          f"{statistics.median(ratios):.2f}")
+
+
+PARTS = {"hvp": hvp, "compile": compilation, "bfloat16": bfloat16, "resnet": resnet}
+
+if __name__ == "__main__":
+    import fedjax_flat  # noqa: F401 (its XLA flags, before a backend starts)
+
+    for part in sys.argv[1:] or PARTS:
+        PARTS[part]()

@@ -1,0 +1,52 @@
+"""The benchmark measures what it says."""
+
+import dataclasses
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+HERE = pathlib.Path(__file__).parents[1] / "benchmarks"
+
+
+@pytest.fixture
+def benchmarks(monkeypatch):
+    monkeypatch.syspath_prepend(str(HERE))
+    import systems
+    import workloads
+
+    return systems, workloads
+
+
+def test_flops_of_the_papers_cnn(benchmarks):
+    """81 MFLOP per image, counted by hand in perf notes; W2 is dominated by its second layer."""
+    w1, w2 = benchmarks[1].W1, benchmarks[1].W2
+    conv1, conv2 = 2 * 28 * 28 * 75 * 64, 2 * 10 * 10 * 1600 * 64
+    dense = 2 * (1600 * 384 + 384 * 192 + 192 * 10)
+    assert w1.flops_per_image() == 2 * conv1 + 3 * conv2 + 3 * dense
+    assert w2.flops_per_image() == pytest.approx(71.6e6, rel=0.01)
+
+
+@pytest.mark.parametrize("system", ["ours", "jitted_step"])
+def test_systems_learn_the_same_problem(benchmarks, system):
+    systems, workloads = benchmarks
+    tiny = dataclasses.replace(
+        workloads.W2, image=(8, 8, 1), clients=12, examples=20, cohort=4, hidden=(16,)
+    )
+    round, loss = getattr(systems, system)(tiny)
+    before = loss()
+    for _ in range(8):
+        round()
+    assert before == pytest.approx(np.log(10), abs=0.5)
+    assert loss() < 0.8 * before
+
+
+def test_unknown_names_are_refused():
+    out = subprocess.run(
+        [sys.executable, str(HERE / "run.py"), "--only", "torhc"],
+        capture_output=True, text=True, check=False,
+    )
+    assert out.returncode == 2
+    assert "unknown 'torhc'; expected ours" in out.stderr
