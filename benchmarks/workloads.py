@@ -52,10 +52,11 @@ class Workload:
 
     def data(self, clients: int | None = None) -> tuple[np.ndarray, np.ndarray]:
         """uint8 images (clients, examples, ...) and labels: noise around one picture per class."""
-        rng = np.random.default_rng(0)
         clients = clients or self.clients
+        # A generator of their own: the first clients are the same whatever their number.
+        pictures = np.random.default_rng(1).integers(0, 256, (self.classes, *self.image))
+        rng = np.random.default_rng(0)
         labels = rng.integers(0, self.classes, (clients, self.examples)).astype(np.int32)
-        pictures = rng.integers(0, 256, (self.classes, *self.image)).astype(np.float32)
         images = np.empty((clients, self.examples, *self.image), np.uint8)
         for k in range(clients):
             noise = rng.integers(0, 256, (self.examples, *self.image)).astype(np.float32)

@@ -2,8 +2,10 @@
 
 import argparse
 import logging
+import os
 import pathlib
 import shlex
+import signal
 import sys
 import warnings
 
@@ -29,6 +31,9 @@ def main(argv: list[str] | None = None) -> int:
     )
     try:
         return args.call(args, rest)
+    except BrokenPipeError:  # the reader of our output, `head` perhaps, has gone
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
     except errors.DivergedError as e:
         print(f"fedjax-flat: {e}", file=sys.stderr)
         return EXIT_DIVERGED

@@ -37,7 +37,7 @@ def test_systems_learn_the_same_problem(benchmarks, system):
     )
     round, loss = getattr(systems, system)(tiny)
     before = loss()
-    for _ in range(8):
+    for _ in range(25):
         round()
     assert before == pytest.approx(np.log(10), abs=0.5)
     assert loss() < 0.8 * before

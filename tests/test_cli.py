@@ -3,6 +3,9 @@
 import json
 import pathlib
 import re
+import signal
+import subprocess
+import sys
 import warnings
 
 import pytest
@@ -104,6 +107,17 @@ def test_a_config_file_with_a_mistake(call, tmp_path):
     code, _, err = call("--config", str(path))
     assert code == cli.EXIT_USAGE
     assert 'Did you mean "learning_rate" instead of "learning_rat"' in err
+
+
+def test_a_closed_pipe_is_no_traceback(tmp_path):
+    command = [sys.executable, "-m", "fedjax_flat", "train", "--quiet", "--run",
+               str(tmp_path / "run"), "--config", CONFIG, *SHORT]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process.stdout.close()
+    assert "Traceback" not in process.stderr.read()
+    process.stderr.close()
+    assert process.wait() == 128 + signal.SIGPIPE
+    assert (tmp_path / "run" / "checkpoints" / "4").is_dir()
 
 
 def test_fresh_refuses_a_folder_that_is_no_run(call, tmp_path):
