@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import shutil
 import signal
 import subprocess
 import sys
@@ -87,6 +88,13 @@ def test_finished_run_is_left_as_it_is(tmp_path):
     again = quiet_train(small_config(), tmp_path / "a")
     assert_same_bits(first.state, again.state)
     assert first.records == again.records
+
+
+def test_starting_again_from_round_zero_repeats_no_record(tmp_path):
+    first = quiet_train(small_config(rounds=2), tmp_path / "a")
+    shutil.rmtree(tmp_path / "a" / "checkpoints")
+    again = quiet_train(small_config(rounds=2), tmp_path / "a")
+    assert untimed(first.records) == untimed(again.records)
 
 
 def test_resume_with_state_on_the_server(tmp_path):

@@ -102,8 +102,9 @@ class _Files:
         if self.primary:
             config = self.built.config
             self.folder.record(config, self.built.partition)
+            # From the start, the evaluation before the first round is made again as well.
             self.writer = metrics.Writer(
-                self.folder.metrics_file, after_round=start, tensorboard=config.tensorboard
+                self.folder.metrics_file, after_round=start or -1, tensorboard=config.tensorboard
             )
 
     def write(self, record: dict[str, Any]) -> None:
