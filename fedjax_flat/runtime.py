@@ -1,9 +1,9 @@
 """Settings of the machine below us, in one place: XLA's flags for CPU.
 
-XLA reads its flags when jax starts a backend, so `import fedjax_flat` applies them, unless jax has
-already started one. A flag that the user set in XLA_FLAGS is left alone, and
-FEDJAX_FLAT_XLA_FLAGS=0 turns all of this off. Unknown flags abort the process, so each is set only
-for the versions of jaxlib in which it was seen to exist and to help.
+XLA reads its flags when jax starts a backend, so `import fedjax_flat` sets them; where jax has
+started one before, they come too late and change nothing. A flag that the user set in XLA_FLAGS is
+left alone, and FEDJAX_FLAT_XLA_FLAGS=0 turns all of this off. Unknown flags abort the process, so
+each is set only for the versions of jaxlib in which it was seen to exist and to help.
 
 | flag | versions | why |
 |---|---|---|

@@ -36,26 +36,10 @@ class RunFolder:
 
     def __init__(self, path: str | os.PathLike):
         self.path = pathlib.Path(path)
-
-    @property
-    def config_file(self) -> pathlib.Path:
-        """config.json."""
-        return self.path / "config.json"
-
-    @property
-    def metrics_file(self) -> pathlib.Path:
-        """metrics.jsonl."""
-        return self.path / "metrics.jsonl"
-
-    @property
-    def checkpoints(self) -> pathlib.Path:
-        """checkpoints/."""
-        return self.path / "checkpoints"
-
-    @property
-    def figures(self) -> pathlib.Path:
-        """figures/."""
-        return self.path / "figures"
+        self.config_file = self.path / "config.json"
+        self.metrics_file = self.path / "metrics.jsonl"
+        self.checkpoints = self.path / "checkpoints"
+        self.figures = self.path / "figures"
 
     def config(self) -> ml_collections.ConfigDict:
         """The settings of the run that is here."""
