@@ -29,6 +29,8 @@ def default_config() -> ml_collections.ConfigDict:
     c.data.name = "digits"
     c.data.crop_padding = 0
     c.data.flip = False
+    c.data.cutout = 0  # side of the square in pixels; 0 is none
+    c.data.mixup = 0.0  # alpha of Beta(alpha, alpha); 0 is none
 
     c.partition = ml_collections.ConfigDict()
     c.partition.name = "dirichlet"  # iid | dirichlet | released
@@ -55,11 +57,27 @@ def default_config() -> ml_collections.ConfigDict:
     c.client.batch_size = 16
     c.client.epochs = 1
     c.client.steps = 0  # when positive, this many local steps instead of epochs
+    c.client.sharpness = "none"  # none | sam | asam
+    c.client.rho = 0.1  # radius of the ascent
+    c.client.rho_start = 0.001  # where a warm-up of rho begins
+    c.client.rho_warmup = 0  # its length in rounds; 0 is a constant rho
+    c.client.eta = 0.2  # asam: added to |w|
+    c.client.asam_scale = "kernels"  # kernels | all (biases and normalisation parameters too)
 
     c.server = ml_collections.ConfigDict()
     c.server.optimizer = "sgd"
     c.server.learning_rate = 1.0
     c.server.momentum = 0.0  # sgd only
+    c.server.average = "none"  # none | swa | wima | swa+wima: models kept beside the trained one
+    c.server.swa = ml_collections.ConfigDict()
+    c.server.swa.start = 0.75  # below 1 a fraction of all rounds, else a round
+    c.server.swa.cycle = 10  # rounds per cycle of the client rate; 1 leaves it constant
+    c.server.swa.rate_ratio = 0.01  # lowest over highest rate of a cycle, gamma_2 / gamma_1
+    c.server.swa.capture = "lowest"  # lowest | released: at which rate a model is averaged
+    c.server.swa.averaging = True  # False cycles the rate and averages nothing
+    c.server.wima = ml_collections.ConfigDict()
+    c.server.wima.window = 100  # models averaged
+    c.server.wima.parameters = "all"  # all | classifier | features
 
     c.cohort = ml_collections.ConfigDict()
     c.cohort.size = 10
@@ -82,11 +100,14 @@ def default_config() -> ml_collections.ConfigDict:
 
 _AT_LEAST: dict[str, float] = {
     "rounds": 1, "rounds_per_dispatch": 1, "seed": 0,
-    "data.crop_padding": 0,
+    "data.crop_padding": 0, "data.cutout": 0, "data.mixup": 0,
     "partition.clients": 1, "partition.alpha": 0, "partition.size_sigma": 0, "partition.seed": 0,
     "client.learning_rate": 0, "client.momentum": 0, "client.weight_decay": 0,
     "client.batch_size": 1, "client.epochs": 1, "client.steps": 0, "client.learning_rate_decay": 0,
+    "client.rho": 0, "client.rho_start": 0, "client.rho_warmup": 0, "client.eta": 0,
     "server.learning_rate": 0, "server.momentum": 0,
+    "server.swa.start": 0, "server.swa.cycle": 1, "server.swa.rate_ratio": 0,
+    "server.wima.window": 1,
     "cohort.size": 1, "cohort.chunk": 1, "cohort.devices": 0,
     "eval.every": 1, "eval.window": 1, "eval.batch_size": 1,
     "checkpoint.every": 1, "checkpoint.keep": 1,
@@ -152,9 +173,26 @@ def from_json(text: str) -> ml_collections.ConfigDict:
     return config
 
 
+def averages(config: ml_collections.ConfigDict) -> list[str]:
+    """The names in server.average."""
+    names = config.server.average.split("+")
+    for name in names:
+        errors.lookup("server average", name, dict.fromkeys(("none", "swa", "wima")))
+    return [name for name in names if name != "none"]
+
+
+def swa_start(config: ml_collections.ConfigDict) -> int:
+    """The round, counted from 1, in which SWA starts."""
+    start = config.server.swa.start
+    return max(1, int(start * config.rounds if start < 1 else start))
+
+
 def differences(old: ml_collections.ConfigDict, new: ml_collections.ConfigDict) -> list[str]:
     """The settings in which two configs would train differently, as `name: old -> new`."""
     a, b = flatten(old), flatten(new)
+    for config, flat in ((old, a), (new, b)):
+        if "swa" in averages(config):  # a fraction of other rounds is another start
+            flat["server.swa.start"] = swa_start(config)
     return [
         f"{name}: {a.get(name)!r} -> {b.get(name)!r}"
         for name in b

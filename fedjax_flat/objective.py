@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from fedjax_flat import errors
 from fedjax_flat.data import Batch, Preprocess
 from fedjax_flat.models import Model
 
@@ -50,19 +51,28 @@ class Objective(NamedTuple):
         return totals.means()[0], totals
 
 
-def classification(model: Model, preprocess: Preprocess) -> Objective:
-    """Softmax cross-entropy and accuracy."""
+Loss = Callable[[jax.Array, jax.Array], jax.Array]
 
-    def augment(batch, key):
-        return batch._replace(images=preprocess.train(batch.images, key))
 
-    def normalise(batch):
-        return batch._replace(images=preprocess.evaluate(batch.images))
+def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
+    """Softmax cross-entropy of each example; labels are classes or distributions over them."""
+    if labels.ndim < logits.ndim:
+        return optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+    return optax.softmax_cross_entropy(logits, labels)
+
+
+def classification(
+    model: Model, preprocess: Preprocess, loss: Loss = cross_entropy
+) -> Objective:
+    """`loss(logits, labels)` per example, and accuracy (of a mixed label, on its largest part)."""
+    if preprocess.mixes_labels:
+        _check_takes_distributions(loss)
 
     def totals(params, batch, key=None):
         logits = model.apply(params, batch.images, key)
-        losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch.labels)
-        correct = jnp.argmax(logits, axis=-1) == batch.labels
+        losses = loss(logits, batch.labels)
+        labels = batch.labels if batch.labels.ndim == 1 else jnp.argmax(batch.labels, axis=-1)
+        correct = jnp.argmax(logits, axis=-1) == labels
         # where, not a product: a padded row must not leak a NaN.
         return Totals(
             loss=jnp.sum(jnp.where(batch.mask, losses, 0.0)),
@@ -70,4 +80,18 @@ def classification(model: Model, preprocess: Preprocess) -> Objective:
             examples=jnp.sum(batch.mask.astype(jnp.float32)),
         )
 
-    return Objective(augment, normalise, totals)
+    return Objective(preprocess.train, preprocess.evaluate, totals)
+
+
+def _check_takes_distributions(loss: Loss) -> None:
+    logits = labels = jax.ShapeDtypeStruct((2, 3), jnp.float32)
+    try:
+        shape = jax.eval_shape(loss, logits, labels).shape
+    except Exception as e:  # whatever a loss does with labels it was not written for
+        shape = e
+    if shape != (2,):
+        raise errors.UsageError(
+            f"mixup makes labels distributions over classes, float (batch, classes), but the loss "
+            f"{getattr(loss, '__name__', loss)!r} takes classes only ({shape!s:.80}). Use "
+            "objective.cross_entropy, or no mixup."
+        )

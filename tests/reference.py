@@ -35,10 +35,34 @@ def combine(f, *trees):
             zip(*trees, strict=True)]
 
 
-def local_sgd(layers, x, y, batches, *, lr, momentum=0.0, weight_decay=0.0):
+def norm(layers):
+    return np.sqrt(sum((w**2).sum() for pair in layers for w in pair))
+
+
+def sam_gradient(layers, x, y, *, rho):
+    """Foret et al.: the gradient at w + rho g / ||g||."""
+    g = mean_gradient(layers, x, y)
+    length = norm(g)
+    return mean_gradient(combine(lambda w, d: w + rho * d / length, layers, g), x, y)
+
+
+def asam_gradient(layers, x, y, *, rho, eta, biases=False):
+    """Kwon et al.: the gradient at w + rho T^2 g / ||T g||, T = |w| + eta, and 1 for biases."""
+    g = mean_gradient(layers, x, y)
+    scale = [
+        (np.abs(w) + eta, np.abs(b) + eta if biases else np.ones_like(b)) for w, b in layers
+    ]
+    length = norm(combine(lambda t, d: t * d, scale, g))
+    moved = combine(lambda w, t, d: w + rho * t**2 * d / length, layers, scale, g)
+    return mean_gradient(moved, x, y)
+
+
+def local_sgd(
+    layers, x, y, batches, *, lr, momentum=0.0, weight_decay=0.0, gradient=mean_gradient
+):
     velocity = combine(np.zeros_like, layers)
     for batch in batches:
-        grad = mean_gradient(layers, x[batch], y[batch])
+        grad = gradient(layers, x[batch], y[batch])
         grad = combine(lambda g, w: g + weight_decay * w, grad, layers)
         velocity = combine(lambda v, g: momentum * v + g, velocity, grad)
         layers = combine(lambda w, v: w - lr * v, layers, velocity)

@@ -2,5 +2,6 @@
 
 from fedjax_flat.client.local import LocalInfo, local_training
 from fedjax_flat.client.optimizer import sgd
+from fedjax_flat.client.sharpness import asam, sam, warm_up
 
-__all__ = ["LocalInfo", "local_training", "sgd"]
+__all__ = ["LocalInfo", "asam", "local_training", "sam", "sgd", "warm_up"]

@@ -1,6 +1,7 @@
-"""From uint8 images to network inputs: crop, flip, normalise. Pure; one key per example.
+"""From uint8 images to network inputs: crop, flip, normalise, cutout, mixup. Pure.
 
-Cropping pads with black before normalisation, as the papers' torchvision pipelines do.
+Crop, flip and cutout take one key per example, mixup one per batch. Cropping pads with black before
+normalisation and cutout fills with zero after it, as the papers' torchvision pipelines do.
 """
 
 from collections.abc import Callable
@@ -9,21 +10,38 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_flat import rng
+from fedjax_flat import errors, rng
+from fedjax_flat.data.federated import Batch
 from fedjax_flat.data.sources import Dataset
 
 
 class Preprocess(NamedTuple):
-    """`train(images, key)` augments and normalises, `evaluate(images)` only normalises."""
+    """`train(batch, key)` augments and normalises, `evaluate(batch)` only normalises."""
 
-    train: Callable[[jax.Array, jax.Array], jax.Array]
-    evaluate: Callable[[jax.Array], jax.Array]
+    train: Callable[[Batch, jax.Array], Batch]
+    evaluate: Callable[[Batch], Batch]
+    mixes_labels: bool  # whether `train` makes each label a distribution over the classes
 
 
-def preprocess(dataset: Dataset, *, crop_padding: int = 0, flip: bool = False) -> Preprocess:
-    """The papers' pipeline for `dataset`."""
+def preprocess(
+    dataset: Dataset,
+    *,
+    crop_padding: int = 0,
+    flip: bool = False,
+    cutout: int = 0,
+    mixup: float = 0.0,
+) -> Preprocess:
+    """The papers' pipeline for `dataset`: `cutout` in pixels, `mixup` the alpha of Beta."""
+    height, width, _ = dataset.image_shape
+    if not 0 <= cutout <= min(height, width):
+        raise errors.UsageError(
+            f"cutout of {cutout} pixels in images of {height}x{width}: expected 0 (none) to "
+            f"{min(height, width)}."
+        )
+    if mixup < 0:
+        raise errors.UsageError(f"mixup = {mixup}: expected 0 (none) or more.")
 
-    def evaluate(images):
+    def normalise(images):
         mean = jnp.asarray(dataset.mean, jnp.float32).reshape(1, 1, 1, -1)
         std = jnp.asarray(dataset.std, jnp.float32).reshape(1, 1, 1, -1)
         return (images.astype(jnp.float32) / dataset.max_value - mean) / std
@@ -35,12 +53,24 @@ def preprocess(dataset: Dataset, *, crop_padding: int = 0, flip: bool = False) -
             image = random_flip(rng.fold(key, "flip"), image)
         return image
 
-    def train(images, key):
+    def train(batch, key):
+        images = batch.images
+        keys = rng.fold_each(key, images.shape[0])
         if crop_padding or flip:
-            images = jax.vmap(augment_one)(rng.fold_each(key, images.shape[0]), images)
-        return evaluate(images)
+            images = jax.vmap(augment_one)(keys, images)
+        images = normalise(images)
+        if cutout:
+            cut = lambda k, image: random_cutout(rng.fold(k, "cutout"), image, cutout)
+            images = jax.vmap(cut)(keys, images)
+        batch = batch._replace(images=images)
+        if mixup:
+            batch = mix(rng.fold(key, "mixup"), batch, mixup, dataset.num_classes)
+        return batch
 
-    return Preprocess(train, evaluate)
+    def evaluate(batch):
+        return batch._replace(images=normalise(batch.images))
+
+    return Preprocess(train, evaluate, mixes_labels=mixup > 0)
 
 
 def random_crop(key: jax.Array, image: jax.Array, padding: int) -> jax.Array:
@@ -53,3 +83,33 @@ def random_crop(key: jax.Array, image: jax.Array, padding: int) -> jax.Array:
 def random_flip(key: jax.Array, image: jax.Array) -> jax.Array:
     """Mirrored left to right with probability 1/2."""
     return jnp.where(jax.random.bernoulli(key), image[:, ::-1], image)
+
+
+def random_cutout(key: jax.Array, image: jax.Array, side: int) -> jax.Array:
+    """Zero in a square around a pixel of the image, cut off where it leaves the image.
+
+    DeVries and Taylor, "Improved regularization of convolutional neural networks with cutout"
+    (2017).
+    """
+    height, width, _ = image.shape
+    y, x = jax.random.randint(key, (2,), 0, jnp.array([height, width]))
+    inside = lambda centre, n: (jnp.arange(n) >= centre - side // 2) & (
+        jnp.arange(n) < centre - side // 2 + side
+    )
+    hole = inside(y, height)[:, None] & inside(x, width)[None, :]
+    return jnp.where(hole[:, :, None], jnp.zeros((), image.dtype), image)
+
+
+def mix(key: jax.Array, batch: Batch, alpha: float, num_classes: int) -> Batch:
+    """Mixup: each example and its label joined with another's, one lambda ~ Beta(alpha, alpha).
+
+    Zhang et al., "mixup: beyond empirical risk minimization" (ICLR 2018). Partners are a random
+    permutation of the batch's real examples, so that padding mixes into nothing.
+    """
+    weight = jax.random.beta(rng.fold(key, "lambda"), alpha, alpha)
+    draws = jax.random.uniform(rng.fold(key, "partner"), batch.mask.shape)
+    order = jnp.argsort(jnp.where(batch.mask, draws, 2.0))  # real examples first, shuffled
+    partner = order[jnp.maximum(jnp.cumsum(batch.mask) - 1, 0)]
+    labels = jax.nn.one_hot(batch.labels, num_classes, dtype=jnp.float32)
+    blend = lambda a: weight * a + (1 - weight) * a[partner]
+    return batch._replace(images=blend(batch.images), labels=blend(labels))

@@ -89,7 +89,7 @@ class Checkpoints:
         )
         if _digest(read.state) != read.check["sha256"]:
             raise ValueError("the arrays differ from the digest saved with them")
-        return with_keys(jax.device_put(read.state), like)
+        return with_keys(read.state, like)
 
     def close(self) -> None:
         """Releases orbax's threads."""
@@ -116,10 +116,12 @@ def without_keys(state: Any) -> Any:
 
 
 def with_keys(arrays: Any, like: Any) -> Any:
-    """Undoes `without_keys`, where `like` has keys."""
-    return jax.tree.map(
-        lambda x, y: jax.random.wrap_key_data(x) if _is_key(y) else x, arrays, like
-    )
+    """Undoes `without_keys`, and puts every array where the one in `like` is."""
+
+    def place(x, y):
+        return jax.random.wrap_key_data(x) if _is_key(y) else jax.device_put(x, y.sharding)
+
+    return jax.tree.map(place, arrays, like)
 
 
 def _digest(arrays: Any) -> str:

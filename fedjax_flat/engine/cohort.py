@@ -44,13 +44,15 @@ class CohortMap(NamedTuple):
 
     def replicate(self, tree: Any) -> Any:
         """Puts a copy of every array on each device of the mesh, in all processes."""
-        if self.mesh is None:
+        mesh = self.mesh
+        if mesh is None:
             return tree
-        sharding = NamedSharding(self.mesh, PartitionSpec())
-        if jax.process_count() == 1:
-            return jax.device_put(tree, sharding)
 
         def place(x):
+            kind = x.sharding.memory_kind  # what is in host memory stays there
+            sharding = NamedSharding(mesh, PartitionSpec(), memory_kind=kind)
+            if jax.process_count() == 1:
+                return jax.device_put(x, sharding)
             if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
                 return jax.random.wrap_key_data(place(jax.random.key_data(x)))
             value = np.asarray(x)

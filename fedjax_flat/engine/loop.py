@@ -69,7 +69,7 @@ def train(
         state, stopped_by = _Loop(built, files, bar).run(state, start, stop)
     return Result(
         state=state,
-        models=built.algorithm.models(state.server),
+        models=built.models(state),
         records=metrics.read(RunFolder(run).metrics_file),
         stopped_by=stopped_by,
     )
@@ -89,10 +89,10 @@ class _Files:
 
     def restore(self) -> tuple[int, TrainState]:
         """The newest checkpoint, or the state before the first round."""
-        like = jax.eval_shape(self.built.init)
+        like = self.built.init()
         restored = self.checkpoints.restore(like) if self.checkpoints else None
         start = int(distributed.from_primary(np.int32(-1 if restored is None else restored[0])))
-        state = restored[1] if restored else self.built.init()
+        state = restored[1] if restored else like
         if start >= 0 and jax.process_count() > 1:
             state = with_keys(distributed.from_primary(without_keys(state)), like)
         return max(start, 0), self.built.over.replicate(state)
@@ -179,7 +179,7 @@ class _Loop:
         return done % config.eval.every == 0 or done > config.rounds - config.eval.window
 
     def evaluate(self, state: TrainState, done: int) -> None:
-        for model, params in self.built.algorithm.models(state.server).items():
+        for model, params in self.built.models(state).items():
             for split, examples in self.built.splits.items():
                 totals = self.built.evaluate(params, examples)
                 loss, accuracy = jax.device_get(totals.means())

@@ -1,6 +1,6 @@
 """A federated round as one pure function, and several of them in one dispatch."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -13,7 +13,7 @@ from fedjax_flat.data.federated import FederatedData
 from fedjax_flat.engine import sampling
 from fedjax_flat.engine.cohort import CohortMap
 from fedjax_flat.engine.sampling import Sampler
-from fedjax_flat.server import aggregate
+from fedjax_flat.server import Average, aggregate
 
 
 class TrainState(NamedTuple):
@@ -23,6 +23,7 @@ class TrainState(NamedTuple):
     key: jax.Array
     server: Any
     clients: Any
+    averages: dict[str, Any]  # by name, beside the model that is trained
 
 
 class RoundInfo(NamedTuple):
@@ -39,14 +40,30 @@ class RoundInfo(NamedTuple):
 RoundStep = Callable[[TrainState, FederatedData], tuple[TrainState, RoundInfo]]
 
 
-def init_state(algorithm: Algorithm, params: Any, num_clients: int, key: jax.Array) -> TrainState:
+Averages = Mapping[str, Average]
+NO_AVERAGES: Averages = {}
+
+
+def init_state(
+    algorithm: Algorithm,
+    params: Any,
+    num_clients: int,
+    key: jax.Array,
+    averages: Averages = NO_AVERAGES,
+) -> TrainState:
     """The state before the first round."""
     server, clients = algorithm.init(params, num_clients)
-    return TrainState(jax.device_put(np.int32(0)), key, server, clients)
+    started = {name: average.init(params) for name, average in averages.items()}
+    return TrainState(jax.device_put(np.int32(0)), key, server, clients, started)
 
 
-def round_step(algorithm: Algorithm, sample: Sampler, cohort_map: CohortMap) -> RoundStep:
-    """One round: sample, broadcast, train locally, aggregate, update."""
+def round_step(
+    algorithm: Algorithm,
+    sample: Sampler,
+    cohort_map: CohortMap,
+    averages: Averages = NO_AVERAGES,
+) -> RoundStep:
+    """One round: sample, broadcast, train locally, aggregate, update, average."""
 
     def step(state: TrainState, data: FederatedData) -> tuple[TrainState, RoundInfo]:
         cohort = sample(rng.fold(state.key, "cohort", state.round))
@@ -91,10 +108,29 @@ def round_step(algorithm: Algorithm, sample: Sampler, cohort_map: CohortMap) -> 
             key=state.key,
             server=server,
             clients=scatter(state.clients, cohort, rows),
+            averages={
+                name: average.update(
+                    state.averages[name], algorithm.models(server)["global"], state.round
+                )
+                for name, average in averages.items()
+            },
         )
         return state, info
 
     return step
+
+
+def models(
+    algorithm: Algorithm, state: TrainState, averages: Averages = NO_AVERAGES
+) -> dict[str, Any]:
+    """The trained models by name, and the averages that hold one already."""
+    trained = algorithm.models(state.server)
+    done = int(state.round)
+    return trained | {
+        name: average.model(state.averages[name], trained["global"])
+        for name, average in averages.items()
+        if done >= average.first
+    }
 
 
 def scatter(clients: Any, cohort: Any, rows: Any) -> Any:

@@ -1,0 +1,80 @@
+"""Sharpness-aware gradients: the gradient at the worst point nearby instead of the one at w.
+
+SAM: Foret et al., "Sharpness-aware minimization for efficiently improving generalization" (ICLR
+2021). ASAM: Kwon et al., "ASAM: adaptive sharpness-aware minimization for scale-invariant learning
+of deep neural networks" (ICML 2021). On clients: Caldarola et al., "Improving generalization in
+federated learning by seeking flat minima" (ECCV 2022).
+
+    SAM     eps = rho g / ||g||
+    ASAM    eps = rho T^2 g / ||T g||,     T = |w| + eta for kernels, 1 elsewhere
+    then    gradient at w + eps, on the same examples and with the same key; the step is taken at w
+
+Norms are over all parameters. A vanishing gradient gives a vanishing eps. As in the released code
+the ascent sees the loss alone: put weight decay after these transforms. Kernels are the leaves with
+two axes or more; `scale="all"` is T = |w| + eta for biases and normalisation parameters too.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_flat import errors
+from fedjax_flat.client.optimizer import Schedule
+
+EPSILON = 1e-16  # in the denominators, as in the released code
+
+
+def sam(rho: float | Schedule) -> optax.GradientTransformationExtraArgs:
+    """Replaces the gradient by the one at w + rho g / ||g||; `rho` may depend on the round."""
+    return _ascend(rho, lambda params, grads: grads, lambda params, direction: direction)
+
+
+def asam(
+    rho: float | Schedule, eta: float = 0.2, *, scale: str = "kernels"
+) -> optax.GradientTransformationExtraArgs:
+    """The same in a neighbourhood scaled by each weight's own size, `scale`: kernels | all."""
+    least_axes = errors.lookup("scale", scale, {"kernels": 2, "all": 0})
+    if eta < 0:
+        raise errors.UsageError(f"eta = {eta}: expected 0 or more.")
+
+    def scaled(params, tree):
+        return jax.tree.map(
+            lambda w, g: (jnp.abs(w) + jnp.asarray(eta, w.dtype)) * g
+            if w.ndim >= least_axes
+            else g,
+            params,
+            tree,
+        )
+
+    return _ascend(rho, scaled, scaled)
+
+
+def warm_up(start: float, end: float, rounds: int) -> Schedule:
+    """rho(t) = start + (end - start) t / rounds up to round t = `rounds`, counted from 1."""
+
+    def rho(round):
+        progress = (round + 1).astype(jnp.float32) / max(rounds, 1)
+        return start + (end - start) * jnp.minimum(progress, 1.0)
+
+    return rho
+
+
+def _ascend(
+    rho: float | Schedule, before: Callable[..., Any], after: Callable[..., Any]
+) -> optax.GradientTransformationExtraArgs:
+    """The gradient at w + rho after(d / ||d||), d = before(g)."""
+    if not callable(rho) and rho < 0:
+        raise errors.UsageError(f"rho = {rho}: expected 0 or more.")
+
+    def update(grads, state, params, *, grad_fn, round=0, **extra):
+        del extra
+        direction = before(params, grads)
+        radius = jnp.asarray(rho(round) if callable(rho) else rho, jnp.float32)
+        factor = radius / (optax.tree.norm(direction) + EPSILON)
+        ascent = after(params, jax.tree.map(lambda d: factor.astype(d.dtype) * d, direction))
+        return grad_fn(optax.apply_updates(params, ascent)), state
+
+    return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
