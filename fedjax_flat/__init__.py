@@ -6,7 +6,7 @@ runtime.apply()  # before anything below starts a backend
 
 # ruff: noqa: E402
 from fedjax_flat import algorithms, client, data, models, objective, rng, server
-from fedjax_flat.config import default_config
+from fedjax_flat.config import arguments, default_config
 from fedjax_flat.engine.cohort import cohort_map
 from fedjax_flat.engine.evaluate import client_evaluator, evaluator
 from fedjax_flat.engine.loop import train
@@ -17,7 +17,8 @@ from fedjax_flat.experiment import build
 from fedjax_flat.version import __version__
 
 __all__ = [
-    "DivergedError", "UsageError", "__version__", "algorithms", "bernoulli", "build", "client",
+    "DivergedError", "UsageError", "__version__", "algorithms", "arguments", "bernoulli", "build",
+    "client",
     "client_evaluator", "cohort_map", "data", "default_config", "evaluator", "init_state",
     "many_rounds", "models", "objective", "rng", "round_step", "runtime", "server", "train",
     "uniform",

@@ -173,6 +173,35 @@ def from_json(text: str) -> ml_collections.ConfigDict:
     return config
 
 
+def arguments(text: str, **defaults: Any) -> ml_collections.ConfigDict:
+    """The options after the colon of `--config FILE:a,swa,alpha=0.5`, as typed as `defaults`.
+
+    A word without `=` switches on the option of that name; any other word is the first option's.
+    """
+    options = ml_collections.ConfigDict(defaults)
+    for word in filter(None, text.split(",")):
+        name, given, value = word.partition("=")
+        if not given and not isinstance(defaults.get(name), bool):
+            name, value = next(iter(defaults)), word
+        if name not in defaults:
+            raise errors.UsageError(
+                f"config file has no option {name!r} (in {text!r}): expected "
+                f"{', '.join(defaults)}." + errors.did_you_mean(name, defaults)
+            )
+        kind = type(defaults[name])
+        try:
+            options[name] = True if kind is bool and not given else _parse(kind, value)
+        except (KeyError, ValueError):
+            raise errors.UsageError(
+                f"config file option {word!r}: expected {kind.__name__}, e.g. {defaults[name]!r}."
+            ) from None
+    return options
+
+
+def _parse(kind: type, value: str) -> Any:
+    return {"true": True, "false": False}[value.lower()] if kind is bool else kind(value)
+
+
 def averages(config: ml_collections.ConfigDict) -> list[str]:
     """The names in server.average."""
     names = config.server.average.split("+")
