@@ -15,7 +15,6 @@ import runpy
 import shutil
 
 import fedjax_flat as ff
-from fedjax_flat.engine import metrics
 from fedjax_flat.engine.checkpoint import Checkpoints
 from fedjax_flat.engine.run_folder import RunFolder
 from fedjax_flat.report import figures, tables
@@ -97,16 +96,11 @@ def report(args, runs):
     print(tables.table(["method", "test accuracy (%)", "test loss"], rows))
     out = pathlib.Path(args.out)
     (out / "table.json").write_text(json.dumps(found, indent=2) + "\n")
-    curves = {
-        label: metrics.read(out / method / "metrics.jsonl") for label, method in METHODS.items()
-    }
-    swa = {
-        f"{label} + SWA": [
-            r for r in metrics.read(out / f"{method}_swa" / "metrics.jsonl") if r["model"] == "swa"
-        ]
-        for label, method in METHODS.items()
-    }
-    print(f"figure: {figures.accuracy_curves(curves | swa, out / 'accuracy.png')}")
+    curves = {}
+    for label, result in runs.items():
+        model = "swa" if "SWA" in label else "global"
+        curves[label] = [[r for r in result.records if r["model"] in (model, "local")]]
+    print(f"figure: {figures.accuracy_curves(curves, out / 'accuracy.png')}")
 
 
 if __name__ == "__main__":

@@ -124,7 +124,7 @@ def _print_summary(run: str, config: ml_collections.ConfigDict, result) -> None:
     if "test" in config.eval.splits:
         name = pathlib.Path(run).name
         path = pathlib.Path(run) / "figures" / "accuracy.png"
-        print(f"figure: {figures.accuracy_curves({name: result.records}, path)}")
+        print(f"figure: {figures.accuracy_curves({name: [result.records]}, path)}")
     print(f"run:    {run}")
 
 

@@ -3,7 +3,6 @@
 import pathlib
 
 import jax
-import jax.numpy as jnp
 import pytest
 from conftest import Problem, assert_same_bits
 
@@ -15,7 +14,8 @@ from fedjax_flat.engine.checkpoint import Checkpoints
 def state():
     problem = Problem((5, 5))
     state = ff.init_state(problem.fedavg(), problem.params, 2, jax.random.key(7))
-    return state._replace(clients={"dual": jnp.arange(6.0).reshape(2, 3)})
+    # Large enough that the largest file of a checkpoint holds arrays and not their description.
+    return state._replace(clients={"dual": jax.random.normal(jax.random.key(0), (2, 2000))})
 
 
 @pytest.fixture

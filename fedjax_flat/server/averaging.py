@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedjax_flat import errors
 from fedjax_flat.client.optimizer import Schedule
@@ -116,7 +117,8 @@ def wima(window: int, *, parameters: str = "all") -> Average:
     host, device = jax.memory.Space.Host, jax.memory.Space.Device
 
     def init(params):
-        rows = lambda w: jax.device_put(jnp.zeros((window, *w.shape), w.dtype), host)
+        # From NumPy: nothing of this size is ever on the device.
+        rows = lambda w: jax.device_put(np.zeros((window, *w.shape), w.dtype), host)
         return WIMAState(jax.tree.map(rows, chosen(params)), jnp.zeros((), jnp.int32))
 
     def update(state, params, round):

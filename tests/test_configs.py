@@ -1,0 +1,77 @@
+"""The files in configs/: every one loads, and their options mean what the papers' tables say."""
+
+import itertools
+import pathlib
+import runpy
+
+import pytest
+
+import fedjax_flat as ff
+from fedjax_flat import config as config_lib
+
+FOLDER = pathlib.Path(__file__).parents[1] / "configs"
+fedsam = runpy.run_path(str(FOLDER / "fedsam.py"))["get_config"]
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.py")), ids=lambda p: p.name)
+def test_every_file_is_valid_as_it_is(path):
+    module = runpy.run_path(str(path))
+    config_lib.validate(module["get_config"]())
+    assert "fedjax-flat train --config configs/" + path.name in module["__doc__"]
+
+
+@pytest.mark.parametrize("data", ["cifar10", "cifar100"])
+def test_every_cell_of_the_fedsam_tables(data):
+    alphas = (0, 0.05, 100) if data == "cifar10" else (0, 0.5, 1000)
+    methods = ("fedavg", "fedavg,epochs=2", "fedsam", "fedasam")
+    extras = ("", ",swa", ",mixup", ",cutout", ",mixup,swa", ",cutout,swa", ",released")
+    seen = set()
+    for alpha, cohort, method, extra in itertools.product(alphas, (5, 10, 20), methods, extras):
+        c = fedsam(f"{data},alpha={alpha},cohort={cohort},method={method}{extra}")
+        config_lib.validate(c)
+        assert (c.partition.alpha, c.cohort.size) == (alpha, cohort)
+        assert c.client.epochs == (2 if "epochs" in method else 1)
+        assert (c.server.average == "swa") == ("swa" in extra)
+        assert (c.data.mixup, c.data.cutout > 0) == (float("mixup" in extra), "cutout" in extra)
+        seen.add(config_lib.to_json(c))
+    assert len(seen) == 3 * 3 * 4 * 7
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ("cifar10,alpha=0.05,method=fedsam", {"client.sharpness": "sam", "client.rho": 0.1}),
+        ("cifar10,alpha=100,method=fedasam", {"client.sharpness": "asam", "client.rho": 0.05}),
+        ("cifar100,method=fedasam", {"client.rho": 0.5, "client.eta": 0.2, "rounds": 20_000}),
+        ("cifar100,swa", {"server.swa.cycle": 20, "server.swa.start": 0.75}),
+        ("cutout,swa", {"data.name": "cifar10", "data.cutout": 16, "server.swa.cycle": 10}),
+        ("cifar100,cutout", {"data.cutout": 8}),
+        ("released,alpha=0.05", {"partition.split": "cifar10_alpha_0.05"}),
+    ],
+)
+def test_hyper_parameters_of_the_appendix(options, expected):
+    flat = config_lib.flatten(fedsam(options))
+    assert {name: flat[name] for name in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("cifar", "data = 'cifar': expected one of cifar10, cifar100"),
+        ("cifar10,alpa=0", "no option 'alpa'.*Did you mean 'alpha'"),
+        ("cifar10,alpha=0.5", "alpha = 0.5: the tables have 0, 0.05, 100"),
+        ("cifar10,cohort=five", "'cohort=five': expected int"),
+        ("cifar10,swa=maybe", "'swa=maybe': expected bool"),
+        ("cifar10,method=fedsma", "method = 'fedsma'"),
+    ],
+)
+def test_wrong_options(options, message):
+    with pytest.raises(ff.UsageError, match=message):
+        fedsam(options)
+
+
+def test_released_splits_are_the_papers(cifar_dir):
+    c = fedsam("cifar10,alpha=0.05,cohort=10,released")
+    built = ff.build(c, cifar_dir)
+    assert built.data.num_clients == 100
+    assert built.partition.sizes.tolist().count(500) == 99, "one released list misses an image"
