@@ -84,10 +84,11 @@ def compilation() -> None:
     model = ff.models.from_linen(our_network(W1), W1.image)
     objective = ff.objective.classification(model, ff.data.preprocess(dataset))
 
-    for name, gradient in (("plain", ()), ("SAM", (ff.client.sam(0.1),))):
-        optimizer = ff.client.sgd(0.01, gradient=gradient)
-        local = ff.client.local_training(objective, optimizer, batch_size=64)
-        algorithm = ff.algorithms.fedavg(local, optax.sgd(1.0))
+    for name, sharpness in (("plain", None), ("SAM", ff.client.sam(0.1))):
+        client = ff.client.local_training(
+            objective, ff.client.sgd(0.01), sharpness=sharpness, batch_size=64
+        )
+        algorithm = ff.algorithms.fedavg(client, optax.sgd(1.0))
         step = ff.round_step(algorithm, ff.uniform(10, 5), ff.cohort_map("map"))
         params = jax.jit(model.init)(jax.random.key(0))
         state = ff.init_state(algorithm, params, 10, jax.random.key(1))

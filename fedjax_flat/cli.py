@@ -4,6 +4,7 @@ import argparse
 import logging
 import os
 import pathlib
+import runpy
 import shlex
 import signal
 import sys
@@ -139,24 +140,30 @@ def _demo(args, rest: list[str]) -> int:
 def load_config(path: str | None, overrides: list[str], folder) -> ml_collections.ConfigDict:
     """The config of a file, or of the run folder, with `--config.NAME=VALUE` overrides."""
     _refuse_unknown([a for a in overrides if a.startswith("-") and not a.startswith("--config.")])
-    values = flags.FlagValues()
-    if path is None:
-        argv = ["fedjax-flat", *overrides]
-        define, what = config_flags.DEFINE_config_dict, folder.config()
-    else:
-        argv = ["fedjax-flat", f"--config={path}", *overrides]
-        define, what = config_flags.DEFINE_config_file, None
-        if not pathlib.Path(path.split(":")[0]).is_file():
-            raise errors.UsageError(f"no config file {path.split(':')[0]}.")
+    values, argv = flags.FlagValues(), ["fedjax-flat", *overrides]
     try:
-        define("config", what, flag_values=values, sys_argv=argv)
+        config = folder.config() if path is None else _run_config_file(path)
+        config_flags.DEFINE_config_dict("config", config, flag_values=values, sys_argv=argv)
         _refuse_unknown(values(argv)[1:])
         config = values["config"].value
+    except errors.UsageError:
+        raise
     except (AttributeError, KeyError) as e:
         raise errors.UsageError(_unknown_setting(overrides, e)) from e
     except (flags.Error, OSError, TypeError, ValueError) as e:
         raise errors.UsageError(str(e)) from e
     return config
+
+
+def _run_config_file(path: str) -> ml_collections.ConfigDict:
+    """`get_config()` of FILE, or `get_config("OPTIONS")` of FILE:OPTIONS."""
+    file, *options = path.split(":", 1)
+    if not pathlib.Path(file).is_file():
+        raise errors.UsageError(f"no config file {file}.")
+    get_config = runpy.run_path(file).get("get_config")
+    if get_config is None:
+        raise errors.UsageError(f"config file {file} defines no get_config().")
+    return get_config(*options)
 
 
 def _unknown_setting(overrides: list[str], error: Exception) -> str:

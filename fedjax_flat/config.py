@@ -16,6 +16,23 @@ from fedjax_flat import errors
 FREE = ("rounds", "rounds_per_dispatch", "eval", "checkpoint", "tensorboard", "debug")
 
 
+# Read by the methods of these names: the papers' values for the CNN on CIFAR-10, where they say.
+METHOD_SETTINGS: dict[str, dict[str, Any]] = {
+    "fedprox": {"mu": 0.1},
+    "scaffold": {"option": 2},  # fedgamma too
+    "feddyn": {"alpha": 0.01, "average_model": False},
+    "adabest": {"mu": 0.02, "beta": 0.9},
+    "mime": {"momentum": 0.9},  # mimelite too
+    "fedcm": {"alpha": 0.1},  # mofedsam too
+    "fedacg": {"momentum": 0.85, "beta": 0.01},
+    "fedspeed": {"alpha": 0.95, "prox": 100.0, "normalised": False},
+    "fedsmoo": {"beta": 10.0},
+    # naivefedgloss too; rho is the server's, client.rho the clients'
+    "fedgloss": {"rho": 0.15, "beta": 10.0, "duals": True, "measured": False, "variant": "paper"},
+    "fedgh": {"scope": "model"},
+}
+
+
 def default_config() -> ml_collections.ConfigDict:
     """FedAvg on the embedded digits; the reference of all settings."""
     c = ml_collections.ConfigDict()
@@ -48,12 +65,15 @@ def default_config() -> ml_collections.ConfigDict:
     c.algorithm = ml_collections.ConfigDict()
     c.algorithm.name = "fedavg"
     c.algorithm.weighting = "examples"  # examples | uniform
+    for method, settings in METHOD_SETTINGS.items():
+        c.algorithm[method] = ml_collections.ConfigDict(settings)
 
     c.client = ml_collections.ConfigDict()
     c.client.learning_rate = 0.1
     c.client.learning_rate_decay = 1.0  # the round's rate is learning_rate * decay ** round
     c.client.momentum = 0.0
     c.client.weight_decay = 0.0
+    c.client.clip = 0.0  # largest norm of the gradient; 0 is any
     c.client.batch_size = 16
     c.client.epochs = 1
     c.client.steps = 0  # when positive, this many local steps instead of epochs
@@ -65,9 +85,16 @@ def default_config() -> ml_collections.ConfigDict:
     c.client.asam_scale = "kernels"  # kernels | all (biases and normalisation parameters too)
 
     c.server = ml_collections.ConfigDict()
-    c.server.optimizer = "sgd"
+    c.server.optimizer = "sgd"  # sgd | adam | adagrad | yogi
     c.server.learning_rate = 1.0
     c.server.momentum = 0.0  # sgd only
+    c.server.adaptive = ml_collections.ConfigDict()  # adam, adagrad, yogi
+    c.server.adaptive.learning_rate = 0.01
+    c.server.adaptive.beta1 = 0.9
+    c.server.adaptive.beta2 = 0.99
+    c.server.adaptive.tau = 1e-3
+    c.server.adaptive.epsilon = "outside"  # of the root | inside
+    c.server.adaptive.bias_correction = False
     c.server.average = "none"  # none | swa | wima | swa+wima: models kept beside the trained one
     c.server.swa = ml_collections.ConfigDict()
     c.server.swa.start = 0.75  # below 1 a fraction of all rounds, else a round
@@ -103,6 +130,7 @@ _AT_LEAST: dict[str, float] = {
     "data.crop_padding": 0, "data.cutout": 0, "data.mixup": 0,
     "partition.clients": 1, "partition.alpha": 0, "partition.size_sigma": 0, "partition.seed": 0,
     "client.learning_rate": 0, "client.momentum": 0, "client.weight_decay": 0,
+    "client.clip": 0, "server.adaptive.learning_rate": 0,
     "client.batch_size": 1, "client.epochs": 1, "client.steps": 0, "client.learning_rate_decay": 0,
     "client.rho": 0, "client.rho_start": 0, "client.rho_warmup": 0, "client.eta": 0,
     "server.learning_rate": 0, "server.momentum": 0,
@@ -112,7 +140,9 @@ _AT_LEAST: dict[str, float] = {
     "eval.every": 1, "eval.window": 1, "eval.batch_size": 1,
     "checkpoint.every": 1, "checkpoint.keep": 1,
 }
-_BELOW_ONE = ("client.momentum", "server.momentum")
+_BELOW_ONE = (
+    "client.momentum", "server.momentum", "server.adaptive.beta1", "server.adaptive.beta2",
+)
 
 
 def validate(config: ml_collections.ConfigDict) -> None:

@@ -29,3 +29,21 @@ def did_you_mean(name: str, choices) -> str:
     """A suggestion to append to an error message, or nothing when no choice is close."""
     near = difflib.get_close_matches(name, list(choices), n=1)
     return f" Did you mean {near[0]!r}?" if near else ""
+
+
+def at_least(name: str, value: float, least: float) -> None:
+    """Refuses a number below `least`."""
+    if not value >= least:
+        raise UsageError(f"{name} = {value}: expected {least} or more.")
+
+
+def positive(name: str, value: float) -> None:
+    """Refuses a number that is not above 0."""
+    if not value > 0:
+        raise UsageError(f"{name} = {value}: expected more than 0.")
+
+
+def below_one(name: str, value: float) -> None:
+    """Refuses a number outside [0, 1)."""
+    if not 0 <= value < 1:
+        raise UsageError(f"{name} = {value}: expected 0 or more and less than 1.")

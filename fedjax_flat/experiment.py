@@ -13,7 +13,8 @@ import ml_collections
 from fedjax_flat import config as config_lib
 from fedjax_flat import data as data_lib
 from fedjax_flat import errors, models, rng, server
-from fedjax_flat.algorithms import ALGORITHMS, Algorithm
+from fedjax_flat.algorithms import Algorithm
+from fedjax_flat.algorithms.registry import METHODS, Method, Parts
 from fedjax_flat.client import asam, local_training, sam, sgd, warm_up
 from fedjax_flat.data import Dataset, Examples, FederatedData, Partition
 from fedjax_flat.engine import cohort, sampling
@@ -56,7 +57,8 @@ def build(
     """Validates `config` and builds the experiment it describes."""
     config_lib.validate(config)
     errors.lookup("model", config.model.name, models.MODELS)
-    make_algorithm = errors.lookup("algorithm", config.algorithm.name, ALGORITHMS)
+    method = errors.lookup("algorithm", config.algorithm.name, METHODS)
+    check_combination(config, method)
 
     dataset = data_lib.load(config.data.name, data_dir)
     partition = build_partition(config.partition, dataset, data_dir)
@@ -77,11 +79,7 @@ def build(
         mixup=config.data.mixup,
     )
     objective = classification(model, preprocess)
-    algorithm = make_algorithm(
-        build_client(config, objective),
-        build_server_optimizer(config.server),
-        weighting=config.algorithm.weighting,
-    )
+    algorithm = build_algorithm(config, objective)
     averages = build_averages(config)
     strategy = "map" if config.debug else config.cohort.strategy  # one client's values at a time
     over = cohort.cohort_map(strategy, chunk=config.cohort.chunk, devices=config.cohort.devices)
@@ -106,22 +104,56 @@ def build(
     )
 
 
-def build_client(config: ml_collections.ConfigDict, objective: Objective):
-    """Local training as `config.client` says, at the rates of SWA's cycle if there is one."""
+def build_algorithm(config: ml_collections.ConfigDict, objective: Objective) -> Algorithm:
+    """The method that `config.algorithm` names, of the parts that the rest of it describes."""
+    method = METHODS[config.algorithm.name]
     client = config.client
-    optimizer = sgd(
-        build_rate(config),
-        momentum=client.momentum,
-        weight_decay=client.weight_decay,
-        gradient=build_sharpness(client),
-    )
-    return local_training(
+    rate = build_rate(config)
+    worker = local_training(
         objective,
-        optimizer,
+        sgd(rate, momentum=client.momentum, weight_decay=client.weight_decay, clip=client.clip),
+        sharpness=build_sharpness(client, method),
         batch_size=client.batch_size,
         epochs=client.epochs,
         steps=client.steps or None,
     )
+    optimizer = build_server_optimizer(config.server, method)
+    return method.make(Parts(worker, optimizer, rate, build_rho(client), config))
+
+
+def check_combination(config: ml_collections.ConfigDict, method: Method) -> None:
+    """Refuses what a method cannot be combined with, and says why."""
+    name, client, server_ = config.algorithm.name, config.client, config.server
+
+    def refuse(setting, value, why):
+        raise errors.UsageError(f"{setting} = {value} does not go with {name}: {why}")
+
+    if method.sharpness == "own" and client.sharpness != "none":
+        refuse("client.sharpness", client.sharpness, "it has an ascent of its own, of radius "
+               "client.rho. Leave client.sharpness at none.")
+    if method.sharpness == "no steps":
+        for setting, value, nothing in (
+            ("client.sharpness", client.sharpness, "none"), ("data.mixup", config.data.mixup, 0),
+            ("data.cutout", config.data.cutout, 0), ("data.flip", config.data.flip, False),
+            ("data.crop_padding", config.data.crop_padding, 0),
+            ("client.momentum", client.momentum, 0), ("client.clip", client.clip, 0),
+            ("client.weight_decay", client.weight_decay, 0),
+        ):
+            if value != nothing:
+                refuse(setting, value, "clients send one gradient over their examples as they are "
+                       "and take no steps.")
+    default = config_lib.default_config().server
+    if method.optimizer == "own":
+        for setting in ("optimizer", "learning_rate", "momentum"):
+            if server_[setting] != default[setting]:
+                refuse(f"server.{setting}", server_[setting], "its server step is part of the "
+                       "method. Leave it at the default.")
+    elif method.optimizer in server.ADAPTIVE and server_.optimizer not in ("sgd", method.optimizer):
+        refuse("server.optimizer", server_.optimizer, f"the name means {method.optimizer}.")
+    elif method.optimizer == "sgd with momentum" and server_.optimizer != "sgd":
+        refuse("server.optimizer", server_.optimizer, "the name means SGD with momentum.")
+    if name in ("mime", "mimelite") and client.momentum:
+        refuse("client.momentum", client.momentum, "its momentum is algorithm.mime.momentum.")
 
 
 def build_rate(config: ml_collections.ConfigDict):
@@ -137,18 +169,26 @@ def build_rate(config: ml_collections.ConfigDict):
     return (lambda t: rate * math.prod(f(t) for f in factors)) if factors else rate
 
 
-def build_sharpness(config: ml_collections.ConfigDict) -> tuple:
-    """The transforms before weight decay, from `config.client`."""
-    rho = config.rho
+def build_rho(config: ml_collections.ConfigDict):
+    """The clients' radius: a number, or a function of the round while it warms up."""
     if config.rho_warmup:
-        rho = warm_up(config.rho_start, config.rho, config.rho_warmup)
+        return warm_up(config.rho_start, config.rho, config.rho_warmup)
+    return config.rho
+
+
+def build_sharpness(config: ml_collections.ConfigDict, method: Method):
+    """The sharpness transform of `config.client`; a method that is named for SAM has SAM."""
+    name = config.sharpness
+    if name == "none" and method.sharpness == "sam":
+        name = "sam"
+    rho = build_rho(config)
     make = errors.lookup(
         "client sharpness",
-        config.sharpness,
+        name,
         {
-            "none": lambda: (),
-            "sam": lambda: (sam(rho),),
-            "asam": lambda: (asam(rho, config.eta, scale=config.asam_scale),),
+            "none": lambda: None,
+            "sam": lambda: sam(rho),
+            "asam": lambda: asam(rho, config.eta, scale=config.asam_scale),
         },
     )
     return make()
@@ -174,17 +214,20 @@ def build_averages(config: ml_collections.ConfigDict) -> Averages:
     return {name: make[name]() for name in names}
 
 
-def build_server_optimizer(config: ml_collections.ConfigDict):
-    """The optax optimiser that `config.server` names."""
-    make = errors.lookup("server optimizer", config.optimizer, server.OPTIMIZERS)
-    if config.optimizer == "sgd":
-        return make(config.learning_rate, momentum=config.momentum or None)
+def build_server_optimizer(config: ml_collections.ConfigDict, method: Method):
+    """The server optimiser: the method's, if it is named for one, else `config.server`'s."""
+    kind = method.optimizer if method.optimizer in server.ADAPTIVE else config.optimizer
+    errors.lookup("server optimizer", kind, dict.fromkeys(("sgd", *server.ADAPTIVE)))
+    if kind == "sgd":
+        momentum = config.momentum
+        if method.optimizer == "sgd with momentum":
+            momentum = momentum or 0.9
+        return server.sgd(config.learning_rate, momentum)
     if config.momentum:
         raise errors.UsageError(
-            f"server.momentum = {config.momentum} goes with server.optimizer = 'sgd', not "
-            f"{config.optimizer!r}."
+            f"server.momentum = {config.momentum} goes with server.optimizer = 'sgd', not {kind!r}."
         )
-    return make(config.learning_rate)
+    return server.adaptive(kind, **config.adaptive)
 
 
 def build_partition(

@@ -51,10 +51,13 @@ class Problem:
         )
         self.params = jax.jit(self.model.init)(jax.random.key(seed + 100))
 
-    def fedavg(self, *, lr=0.3, server=None, weighting="examples", client=None, **local):
+    def client(self, *, lr=0.3, client=None, **local):
         local = {"batch_size": 4, **local}
-        train = ff.client.local_training(self.objective, client or ff.client.sgd(lr), **local)
-        return ff.algorithms.fedavg(train, server or optax.sgd(1.0), weighting=weighting)
+        return ff.client.local_training(self.objective, client or ff.client.sgd(lr), **local)
+
+    def fedavg(self, *, server=None, weighting="examples", **client):
+        worker = self.client(**client)
+        return ff.algorithms.fedavg(worker, server or optax.sgd(1.0), weighting=weighting)
 
     def run(self, algorithm, rounds, *, cohort=None, strategy="map", chunk=2, seed=0, sampler=None):
         clients = self.data.num_clients

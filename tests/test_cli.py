@@ -179,6 +179,18 @@ def test_config_json_round_trip():
     assert config.flatten(again) == config.flatten(c)
 
 
+def test_options_of_a_config_file(tmp_path, capsys):
+    path = pathlib.Path(__file__).parents[1] / "configs" / "fedsam.py"
+    assert cli.main(["train", "--config", f"{path}:cifar10,alpa=0", "--run", str(tmp_path)]) == 2
+    message = capsys.readouterr().err
+    assert "Did you mean 'alpha'?" in message
+    assert "Traceback" not in message
+    empty = tmp_path / "empty.py"
+    empty.write_text("")
+    assert cli.main(["train", "--config", str(empty), "--run", str(tmp_path / "a")]) == 2
+    assert "defines no get_config()" in capsys.readouterr().err
+
+
 def test_demo(tmp_path, capsys):
     assert demo(tmp_path / "demo", rounds=30, seeds=(0, 1), progress=False) == 0
     out = capsys.readouterr().out

@@ -145,8 +145,10 @@ def test_steps_instead_of_epochs(sizes):
     if len(set(epochs.tolist())) == 1:
         same, _ = problem.run(problem.fedavg(steps=int(epochs[0])), 1)
         assert_same_bits(whole.server, same.server)
-    train = ff.client.local_training(problem.objective, ff.client.sgd(0.1), batch_size=4, steps=5)
-    _, local = jax.jit(train)(problem.params, problem.data.client(jnp.int32(0)), jax.random.key(0))
+    train = problem.client(lr=0.1, steps=5).train
+    _, local, _ = jax.jit(train)(
+        problem.params, problem.data.client(jnp.int32(0)), jax.random.key(0), round=jnp.int32(0)
+    )
     assert int(local.steps) == 5
     per_epoch = int(epochs[0])
     full, rest = divmod(5, per_epoch)

@@ -66,8 +66,9 @@ class TestAgainstNumPy:
         """Both passes see one batch, and the ascent sees no weight decay."""
         problem = Problem(SIZES)
         local = {"momentum": 0.9, "weight_decay": 0.01}
-        client = ff.client.sgd(0.1, **local, gradient=(transform,))
-        state, _ = problem.run(problem.fedavg(client=client), 2, cohort=3)
+        client = ff.client.sgd(0.1, **local)
+        algorithm = problem.fedavg(client=client, sharpness=transform)
+        state, _ = problem.run(algorithm, 2, cohort=3)
         drawn = randomness(problem, rounds=2, cohort=3, batch_size=4, epochs=1)
         expected = reference.fedavg(
             reference.unpack(problem.params), *reference_data(problem), drawn, lr=0.1,
@@ -80,8 +81,8 @@ class TestAgainstNumPy:
 @pytest.mark.parametrize("transform", [ff.client.sam(0.0), ff.client.asam(0.0, 0.2)])
 def test_without_radius_it_is_fedavg_bit_for_bit(transform, strategy):
     problem = Problem(SIZES)
-    sharp = problem.fedavg(client=ff.client.sgd(0.3, weight_decay=0.01, gradient=(transform,)))
-    plain = problem.fedavg(client=ff.client.sgd(0.3, weight_decay=0.01))
+    client = ff.client.sgd(0.3, weight_decay=0.01)
+    sharp, plain = problem.fedavg(client=client, sharpness=transform), problem.fedavg(client=client)
     a, _ = problem.run(sharp, 3, cohort=4, strategy=strategy)
     b, _ = problem.run(plain, 3, cohort=4, strategy=strategy)
     assert_same_bits(a, b)
@@ -160,8 +161,7 @@ def test_radius_warms_up():
 
 def test_training_loss_is_the_one_at_w():
     problem = Problem((6,))
-    client = ff.client.sgd(0.3, gradient=(ff.client.sam(0.5),))
-    _, sharp = problem.run(problem.fedavg(client=client, batch_size=6), 1)
+    _, sharp = problem.run(problem.fedavg(sharpness=ff.client.sam(0.5), batch_size=6), 1)
     _, plain = problem.run(problem.fedavg(batch_size=6), 1)
     assert_close((sharp.loss, sharp.accuracy), (plain.loss, plain.accuracy), 1e-6)
 

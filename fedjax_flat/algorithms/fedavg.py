@@ -1,22 +1,27 @@
-"""FedAvg in the form of FedOpt.
+"""FedAvg in the form of FedOpt, and FedProx, which only adds a term to the local objective.
 
 McMahan et al., "Communication-efficient learning of deep networks from decentralized data"
-(AISTATS 2017); Reddi et al., "Adaptive federated optimization" (ICLR 2021).
+(AISTATS 2017); Reddi et al., "Adaptive federated optimization" (ICLR 2021); Li et al., "Federated
+optimization in heterogeneous networks" (MLSys 2020).
 
-    w_k     <- E epochs of the client optimiser from w on the examples of client k
+    w_k     <- E epochs of the client optimiser from w on f_k   (FedProx: + mu / 2 ||w_k - w||^2)
     Delta   =  sum_k (n_k / n) (w - w_k),   n = sum of n_k over the cohort     (pseudo-gradient)
     w       <- SERVEROPT(w, Delta)                     (SGD with rate 1 is FedAvg)
 """
 
 from typing import Any, NamedTuple
 
-import jax
-import jax.numpy as jnp
 import optax
 
 from fedjax_flat import errors
-from fedjax_flat.algorithms.base import Algorithm, ClientResult
-from fedjax_flat.client.local import LocalTraining
+from fedjax_flat.algorithms.base import (
+    WEIGHTINGS,
+    Algorithm,
+    ClientResult,
+    Exchange,
+    difference,
+)
+from fedjax_flat.client import Client, drift
 
 
 class FedAvgState(NamedTuple):
@@ -26,40 +31,40 @@ class FedAvgState(NamedTuple):
     opt_state: Any
 
 
-WEIGHTINGS = {
-    "examples": lambda size: jnp.asarray(size, jnp.float32),
-    "uniform": lambda size: (jnp.asarray(size) > 0).astype(jnp.float32),
-}
-
-
 def fedavg(
-    train: LocalTraining,
+    client: Client,
     server_optimizer: optax.GradientTransformation,
     *,
     weighting: str = "examples",
+    mu: float = 0.0,
 ) -> Algorithm:
-    """FedAvg with local training `train`, clients weighted by n_k (`examples`) or `uniform`."""
+    """FedAvg, clients weighted by n_k (`examples`) or `uniform`; with mu > 0, FedProx."""
     weigh = errors.lookup("weighting", weighting, WEIGHTINGS)
+    errors.at_least("mu", mu, 0)
 
     def init(params, num_clients):
         del num_clients
         return FedAvgState(params, server_optimizer.init(params)), ()
 
-    def local(message, client_state, data, round, key):
-        params, info = train(message, data, key, round=round)
-        upload = jax.tree.map(jnp.subtract, message, params)
-        return ClientResult(upload, weigh(data.size), client_state, info)
+    def local(message, state, data, round, key):
+        near = drift.proximal(mu) if mu else None
+        params, info, _ = client.train(message, data, key, round=round, drift=near)
+        return ClientResult(difference(message, params), weigh(data.size), state, info)
 
-    def update(server, pseudo_gradient):
-        updates, opt_state = server_optimizer.update(
-            pseudo_gradient, server.opt_state, server.params
-        )
-        return FedAvgState(optax.apply_updates(server.params, updates), opt_state)
+    def update(server, uploads, round):
+        del round
+        return server_step(server_optimizer, server, uploads.pseudo_gradient), {}
 
     return Algorithm(
         init=init,
-        broadcast=lambda server: server.params,
-        local=local,
-        update=update,
+        exchanges=(Exchange(lambda server, round: server.params, local, update),),
         models=lambda server: {"global": server.params},
     )
+
+
+def server_step(
+    server_optimizer: optax.GradientTransformation, server: FedAvgState, pseudo_gradient: Any
+) -> FedAvgState:
+    """w <- SERVEROPT(w, pseudo-gradient)."""
+    updates, opt_state = server_optimizer.update(pseudo_gradient, server.opt_state, server.params)
+    return FedAvgState(optax.apply_updates(server.params, updates), opt_state)

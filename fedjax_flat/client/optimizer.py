@@ -1,10 +1,11 @@
-"""The client optimiser, an optax chain with extra arguments.
+"""The client optimiser. Any optax optimiser will do; this is the papers' SGD.
 
-Weight decay acts at w: it enters after whatever a sharpness or drift transform made of the
-gradient, and before momentum and the learning rate, as in PyTorch's SGD.
+Weight decay acts at w: it enters after whatever sharpness and drift made of the gradient and after
+clipping, and before momentum and the learning rate, as in PyTorch's SGD.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,10 +19,12 @@ def sgd(
     *,
     momentum: float = 0.0,
     weight_decay: float = 0.0,
-    gradient: tuple[optax.GradientTransformation, ...] = (),
+    clip: float = 0.0,
 ) -> optax.GradientTransformationExtraArgs:
-    """SGD after the transforms in `gradient`; the rate may be a function of the round."""
-    parts = list(gradient)
+    """SGD; `clip` is the largest gradient norm, 0 for any; the rate may depend on the round."""
+    parts: list[optax.GradientTransformation] = []
+    if clip:
+        parts.append(optax.clip_by_global_norm(clip))
     if weight_decay:
         parts.append(optax.add_decayed_weights(weight_decay))
     if momentum:
@@ -29,12 +32,17 @@ def sgd(
     return optax.chain(*parts, scale_by_round(learning_rate))
 
 
+def rate_of(learning_rate: float | Schedule, round: Any) -> Any:
+    """The rate of a round."""
+    return learning_rate(round) if callable(learning_rate) else learning_rate
+
+
 def scale_by_round(learning_rate: float | Schedule) -> optax.GradientTransformationExtraArgs:
     """Multiplies by -learning_rate, or by -learning_rate(round) with the extra argument `round`."""
 
     def update(updates, state, params=None, *, round=0, **extra):
         del params, extra
-        rate = learning_rate(round) if callable(learning_rate) else learning_rate
+        rate = rate_of(learning_rate, round)
         return jax.tree.map(lambda u: -jnp.asarray(rate, u.dtype) * u, updates), state
 
     return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)

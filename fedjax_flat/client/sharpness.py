@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_flat import errors
-from fedjax_flat.client.optimizer import Schedule
+from fedjax_flat.client.optimizer import Schedule, rate_of
 
 EPSILON = 1e-16  # in the denominators, as in the released code
 
@@ -37,8 +37,7 @@ def asam(
 ) -> optax.GradientTransformationExtraArgs:
     """The same in a neighbourhood scaled by each weight's own size, `scale`: kernels | all."""
     least_axes = errors.lookup("scale", scale, {"kernels": 2, "all": 0})
-    if eta < 0:
-        raise errors.UsageError(f"eta = {eta}: expected 0 or more.")
+    errors.at_least("eta", eta, 0)
 
     def scaled(params, tree):
         return jax.tree.map(
@@ -66,15 +65,18 @@ def _ascend(
     rho: float | Schedule, before: Callable[..., Any], after: Callable[..., Any]
 ) -> optax.GradientTransformationExtraArgs:
     """The gradient at w + rho after(d / ||d||), d = before(g)."""
-    if not callable(rho) and rho < 0:
-        raise errors.UsageError(f"rho = {rho}: expected 0 or more.")
+    if not callable(rho):
+        errors.at_least("rho", rho, 0)
 
     def update(grads, state, params, *, grad_fn, round=0, **extra):
         del extra
-        direction = before(params, grads)
-        radius = jnp.asarray(rho(round) if callable(rho) else rho, jnp.float32)
-        factor = radius / (optax.tree.norm(direction) + EPSILON)
-        ascent = after(params, jax.tree.map(lambda d: factor.astype(d.dtype) * d, direction))
+        ascent = after(params, scaled_to(rate_of(rho, round), before(params, grads)))
         return grad_fn(optax.apply_updates(params, ascent)), state
 
     return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
+
+
+def scaled_to(length: Any, tree: Any) -> Any:
+    """`tree` with norm `length`; zero stays zero."""
+    factor = jnp.asarray(length, jnp.float32) / (optax.tree.norm(tree) + EPSILON)
+    return jax.tree.map(lambda x: factor.astype(x.dtype) * x, tree)

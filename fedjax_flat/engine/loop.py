@@ -198,10 +198,12 @@ class _Loop:
                 {
                     "round": done + i + 1, "split": "cohort", "model": "local",
                     "loss": float(infos.loss[i]), "accuracy": float(infos.accuracy[i]),
-                    "drift": float(infos.drift[i]), "clients": int(infos.clients[i]),
+                    "drift": float(infos.drift[i]), "norm": float(infos.norm[i]),
+                    "cosine": float(infos.cosine[i]), "clients": int(infos.clients[i]),
                     "examples": int(infos.examples[i]), "examples_per_s": speed,
                     "floats_down": int(infos.clients[i]) * down,
                     "floats_up": int(infos.clients[i]) * up,
+                    **{name: float(values[i]) for name, values in infos.metrics.items()},
                 }
             )
 

@@ -6,9 +6,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from fedjax_flat import debug, rng
-from fedjax_flat.algorithms.base import Algorithm
+from fedjax_flat.algorithms.base import Algorithm, Uploads
 from fedjax_flat.data.federated import FederatedData
 from fedjax_flat.engine import sampling
 from fedjax_flat.engine.cohort import CohortMap
@@ -24,6 +25,7 @@ class TrainState(NamedTuple):
     server: Any
     clients: Any
     averages: dict[str, Any]  # by name, beside the model that is trained
+    pseudo_gradient: Any  # of the round before
 
 
 class RoundInfo(NamedTuple):
@@ -32,9 +34,12 @@ class RoundInfo(NamedTuple):
     loss: jax.Array  # mean over the examples visited, each at its parameters before the step
     accuracy: jax.Array
     drift: jax.Array  # mean over clients
+    norm: jax.Array  # of the global model, after the round
+    cosine: jax.Array  # between this round's pseudo-gradient and the one before
     examples: jax.Array  # visited, so an example counts once per local epoch
     clients: jax.Array
     finite: jax.Array
+    metrics: dict[str, jax.Array]  # what the method itself measures
 
 
 RoundStep = Callable[[TrainState, FederatedData], tuple[TrainState, RoundInfo]]
@@ -53,8 +58,10 @@ def init_state(
 ) -> TrainState:
     """The state before the first round."""
     server, clients = algorithm.init(params, num_clients)
+    server = jax.tree.map(jnp.copy, server)  # a donated buffer may occur only once
     started = {name: average.init(params) for name, average in averages.items()}
-    return TrainState(jax.device_put(np.int32(0)), key, server, clients, started)
+    zero = jax.tree.map(jnp.zeros_like, params)
+    return TrainState(jax.device_put(np.int32(0)), key, server, clients, started, zero)
 
 
 def round_step(
@@ -65,43 +72,66 @@ def round_step(
 ) -> RoundStep:
     """One round: sample, broadcast, train locally, aggregate, update, average."""
 
-    def step(state: TrainState, data: FederatedData) -> tuple[TrainState, RoundInfo]:
-        cohort = sample(rng.fold(state.key, "cohort", state.round))
-        cohort = sampling.pad(cohort, cohort_map.multiple)
-        message = algorithm.broadcast(state.server)
-        rows = jax.tree.map(lambda x: x[cohort.clients], state.clients)
+    def exchange(state, server, rows, cohort, data, part):
+        """One message down and the uploads back: (server, rows, uploads, info, metrics)."""
 
         def work(shared, member):
             message, data, round, key = shared
             (k, mask), row = member
             client_key = rng.fold(key, "client", round, k)
-            result = algorithm.local(message, row, data.client(k, mask), round, client_key)
-            took_part = (result.weight > 0).astype(jnp.float32)
+            result = part.local(message, row, data.client(k, mask), round, client_key)
+            present = result.weight > 0
+            count = present.astype(jnp.float32)
+            if_present = lambda x: jnp.where(present, x, jnp.zeros_like(x))
             summed = (
-                aggregate.weighted(result.upload, result.weight),
+                aggregate.weighted(result.delta, result.weight),
                 result.weight,
-                (result.info.totals, took_part, took_part * result.info.drift),
+                jax.tree.map(if_present, (result.delta, result.total)),
+                (result.info.totals, count, count * result.info.drift),
             )
-            return summed, result.state
+            # A client without examples keeps its state.
+            row = jax.tree.map(lambda new, old: jnp.where(present, new, old), result.state, row)
+            kept = (result.delta, result.weight) if part.keeps_deltas else ()
+            return summed, (row, kept)
 
-        summed, rows = cohort_map.run(
+        message = part.broadcast(server, state.round)
+        summed, (rows, kept) = cohort_map.run(
             work, (message, data, state.round, state.key), (cohort, rows)
         )
-        weighted_sum, weight, (totals, clients, drift) = summed
-        upload = aggregate.mean(weighted_sum, weight)
-        debug.check({"aggregate": upload}, round=state.round)
-        server = algorithm.update(state.server, upload)
+        weighted_sum, weight, (delta_sum, total), info = summed
+        pseudo_gradient = aggregate.mean(weighted_sum, weight)
+        deltas, weights = kept or ((), ())
+        uploads = Uploads(pseudo_gradient, delta_sum, total, info[1], deltas, weights)
+        debug.check({"aggregate": uploads.pseudo_gradient}, round=state.round)
+        updated, metrics = part.update(server, uploads, state.round)
         # A round in which nobody took part changes nothing.
-        keep = lambda new, old: jnp.where(weight > 0, new, old)
-        server = jax.tree.map(keep, server, state.server)
+        server = jax.tree.map(lambda new, old: jnp.where(weight > 0, new, old), updated, server)
+        return server, rows, uploads, info, metrics
+
+    def step(state: TrainState, data: FederatedData) -> tuple[TrainState, RoundInfo]:
+        cohort = sample(rng.fold(state.key, "cohort", state.round))
+        cohort = sampling.pad(cohort, cohort_map.multiple)
+        server = state.server
+        rows = jax.tree.map(lambda x: x[cohort.clients], state.clients)
+        metrics: dict[str, jax.Array] = {}
+        for part in algorithm.exchanges:
+            server, rows, uploads, seen, measured = exchange(
+                state, server, rows, cohort, data, part
+            )
+            metrics |= measured
+        totals, clients, drift = seen
         loss, accuracy = totals.means()
+        model = algorithm.models(server)["global"]
         info = RoundInfo(
             loss=loss,
             accuracy=accuracy,
             drift=drift / jnp.maximum(clients, 1),
+            norm=optax.tree.norm(model),
+            cosine=cosine(uploads.pseudo_gradient, state.pseudo_gradient),
             examples=totals.examples,
             clients=clients,
             finite=all_finite((loss, server)),
+            metrics=metrics,
         )
         state = TrainState(
             round=state.round + 1,
@@ -109,15 +139,20 @@ def round_step(
             server=server,
             clients=scatter(state.clients, cohort, rows),
             averages={
-                name: average.update(
-                    state.averages[name], algorithm.models(server)["global"], state.round
-                )
+                name: average.update(state.averages[name], model, state.round)
                 for name, average in averages.items()
             },
+            pseudo_gradient=uploads.pseudo_gradient,
         )
         return state, info
 
     return step
+
+
+def cosine(a: Any, b: Any) -> jax.Array:
+    """Of the angle between two trees; 0 when one of them is zero."""
+    lengths = optax.tree.norm(a) * optax.tree.norm(b)
+    return jnp.where(lengths > 0, optax.tree.vdot(a, b) / jnp.where(lengths > 0, lengths, 1), 0.0)
 
 
 def models(
@@ -177,18 +212,22 @@ def many_rounds(step: RoundStep, most: int) -> Callable[..., tuple[TrainState, R
 
 
 def floats_per_client(algorithm: Algorithm, state: TrainState, data: FederatedData):
-    """(floats in the message, floats in the upload) of one client, from shapes alone."""
+    """(floats in the messages, floats in the uploads) of one client in a round, from shapes."""
 
-    def exchange(state, data):
-        message = algorithm.broadcast(state.server)
+    def all_exchanges(state, data):
         row = jax.tree.map(lambda x: x[0], state.clients)
         zero = jnp.int32(0)
-        return message, algorithm.local(message, row, data.client(zero), zero, state.key).upload
+        sent = []
+        for part in algorithm.exchanges:
+            message = part.broadcast(state.server, zero)
+            result = part.local(message, row, data.client(zero), zero, state.key)
+            sent.append((message, (result.delta, result.total)))
+        return [m for m, _ in sent], [u for _, u in sent]
 
     def floats(tree):
         leaves = jax.tree.leaves(tree)
-        return sum(x.size for x in leaves if jnp.issubdtype(x.dtype, jnp.floating))
+        # What is less than a model, a step count, travels for free.
+        return sum(x.size for x in leaves if jnp.issubdtype(x.dtype, jnp.floating) and x.ndim)
 
-    message, upload = jax.eval_shape(exchange, state, data)
-    return floats(message), floats(upload)
-
+    messages, uploads = jax.eval_shape(all_exchanges, state, data)
+    return floats(messages), floats(uploads)

@@ -1,6 +1,6 @@
 """What happens after the uploads."""
 
 from fedjax_flat.server.averaging import Average, swa, swa_cycle, wima
-from fedjax_flat.server.optimizers import OPTIMIZERS
+from fedjax_flat.server.optimizers import ADAPTIVE, adaptive, sgd
 
-__all__ = ["OPTIMIZERS", "Average", "swa", "swa_cycle", "wima"]
+__all__ = ["ADAPTIVE", "Average", "adaptive", "sgd", "swa", "swa_cycle", "wima"]

@@ -1,0 +1,82 @@
+"""FedGH: gradient harmonisation on the server, and how often client updates conflict.
+
+Zhang et al., "FedGH: heterogeneous federated learning via gradient harmonization" (2023).
+
+    for every pair i < j of the cohort with d_i . d_j < 0, both from the values before the pair:
+        d_i <- d_i - (d_i . d_j / ||d_j||^2) d_j,     d_j <- d_j - (d_j . d_i / ||d_i||^2) d_i
+    w <- SERVEROPT(w, weighted mean of the d_k)
+
+d_k is the whole update of client k, or each layer by itself (`scope`). A conflict is a pair with a
+negative inner product within one layer; the metrics count them over all pairs, before and after.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_flat import errors
+from fedjax_flat.algorithms.base import Algorithm, Exchange, combine
+from fedjax_flat.algorithms.fedavg import fedavg, server_step
+from fedjax_flat.client import Client
+from fedjax_flat.server import aggregate
+
+
+def fedgh(
+    client: Client,
+    server_optimizer: optax.GradientTransformation,
+    *,
+    scope: str = "model",
+    weighting: str = "examples",
+) -> Algorithm:
+    """FedGH; clients train as in FedAvg."""
+    harmonise = errors.lookup("scope", scope, {"model": harmonised, "layer": harmonised_layers})
+    base = fedavg(client, server_optimizer, weighting=weighting)
+    (exchange,) = base.exchanges
+
+    def update(server, uploads, round):
+        del round
+        deltas = harmonise(uploads.deltas)
+        weights = uploads.weights
+        total = jax.tree.map(
+            lambda d: jnp.tensordot(weights.astype(d.dtype), d, axes=1), deltas
+        )
+        pseudo_gradient = aggregate.mean(total, jnp.sum(weights))
+        metrics = conflicts(uploads.deltas, "before") | conflicts(deltas, "after")
+        return server_step(server_optimizer, server, pseudo_gradient), metrics
+
+    changed = Exchange(exchange.broadcast, exchange.local, update, keeps_deltas=True)
+    return base._replace(exchanges=(changed,))
+
+
+def harmonised(deltas: Any) -> Any:
+    """All conflicting pairs of a cohort, in order, each projected off the other."""
+    count = jax.tree.leaves(deltas)[0].shape[0]
+    first, second = jnp.triu_indices(count, 1)
+
+    def pair(p, deltas):
+        i, j = first[p], second[p]
+        a, b = (jax.tree.map(lambda d, k=k: d[k], deltas) for k in (i, j))
+        dot = jnp.minimum(optax.tree.vdot(a, b), 0)  # nothing is done where they agree
+        off = lambda x, y: combine(x, -dot / jnp.maximum(optax.tree.vdot(y, y), 1e-30), y)
+        put = lambda tree, k, new: jax.tree.map(lambda d, n: d.at[k].set(n), tree, new)
+        return put(put(deltas, i, off(a, b)), j, off(b, a))
+
+    return jax.lax.fori_loop(0, first.size, pair, deltas)
+
+
+def harmonised_layers(deltas: Any) -> Any:
+    """The same within each top-level module."""
+    return {name: harmonised(layer) for name, layer in deltas.items()}
+
+
+def conflicts(deltas: Any, when: str) -> dict[str, jax.Array]:
+    """Pairs with a negative inner product, for each top-level module."""
+
+    def count(layer):
+        leaves = [d.reshape(d.shape[0], -1) for d in jax.tree.leaves(layer)]
+        gram = sum(d @ d.T for d in leaves)
+        return jnp.sum(jnp.triu(gram < 0, 1).astype(jnp.float32))
+
+    return {f"conflicts_{when}/{name}": count(layer) for name, layer in deltas.items()}

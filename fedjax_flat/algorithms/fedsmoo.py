@@ -1,0 +1,106 @@
+"""FedSMOO: duals on the models, as in FedDyn, and on the perturbations of SAM.
+
+Sun et al., "Dynamic regularized sharpness aware minimization in federated learning: approaching
+global consistency and smooth landscape" (ICML 2023).
+
+    local step   q = g1 - mu_k - s,   e = rho q / ||q||,   mu_k <- mu_k + e - s
+                 w <- w - eta_l (g(w + e) - h_k + (w - x) / beta)
+    afterwards   h_k <- h_k - (w_k - x) / beta;   upload w_k and mu_k
+    server       h <- h - 1 / (beta K) sum of (w_k - x),   x <- mean of w_k - beta h
+                 s = rho S / ||S||,   S = mean of the uploaded mu_k
+
+As in the group's simulator, S leaves out the last perturbation, which the paper subtracts.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_flat import errors
+from fedjax_flat.algorithms.base import (
+    WEIGHTINGS,
+    Algorithm,
+    ClientResult,
+    Exchange,
+    combine,
+    difference,
+    for_each_client,
+)
+from fedjax_flat.client import Client, drift
+from fedjax_flat.client.optimizer import Schedule, rate_of
+from fedjax_flat.client.sharpness import scaled_to
+
+
+class FedSMOOState(NamedTuple):
+    """The global model, h, s and K."""
+
+    params: Any
+    dual: Any
+    perturbation: Any
+    num_clients: jax.Array
+
+
+class FedSMOOClient(NamedTuple):
+    """h_k and mu_k."""
+
+    dual: Any
+    perturbation_dual: Any
+
+
+def fedsmoo(
+    client: Client, *, rho: float | Schedule, beta: float, weighting: str = "examples"
+) -> Algorithm:
+    """FedSMOO."""
+    weigh = errors.lookup("weighting", weighting, WEIGHTINGS)
+    errors.positive("beta", beta)
+
+    def init(params, num_clients):
+        zero = jax.tree.map(jnp.zeros_like, params)
+        clients = FedSMOOClient(*(for_each_client(params, num_clients) for _ in range(2)))
+        return FedSMOOState(params, zero, zero, jnp.float32(num_clients)), clients
+
+    def local(message, own, data, round, key):
+        x, s = message
+        params, info, mu = client.train(
+            x,
+            data,
+            key,
+            round=round,
+            drift=drift.dynamic(own.dual, 1 / beta),
+            sharpness=consistent_ascent(rho, own.perturbation_dual, s),
+        )
+        delta = difference(x, params)
+        state = FedSMOOClient(combine(own.dual, 1 / beta, delta), mu)
+        return ClientResult(delta, weigh(data.size), state, info, total=mu)
+
+    def update(server, uploads, round):
+        dual = combine(server.dual, 1 / (beta * server.num_clients), uploads.delta_sum)
+        mean = difference(server.params, uploads.pseudo_gradient)
+        s = scaled_to(rate_of(rho, round), uploads.total)  # S and the sum have one direction
+        return FedSMOOState(combine(mean, -beta, dual), dual, s, server.num_clients), {}
+
+    return Algorithm(
+        init=init,
+        exchanges=(
+            Exchange(lambda server, round: (server.params, server.perturbation), local, update),
+        ),
+        models=lambda server: {"global": server.params},
+    )
+
+
+def consistent_ascent(
+    rho: float | Schedule, mu: Any, s: Any
+) -> optax.GradientTransformationExtraArgs:
+    """The gradient at w + rho q / ||q||; its state is mu_k, from `mu` on."""
+
+    def update(grads, state, params, *, grad_fn, round=0, **extra: Any):
+        del extra
+        q = jax.tree.map(lambda g, m, s: g - m - s, grads, state, s)
+        e = scaled_to(rate_of(rho, round), q)
+        state = jax.tree.map(lambda m, e, s: m + e - s, state, e, s)
+        return grad_fn(combine(params, 1.0, e)), state
+
+    return optax.GradientTransformationExtraArgs(lambda params: mu, update)
+
