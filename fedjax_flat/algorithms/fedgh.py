@@ -53,6 +53,8 @@ def fedgh(
 def harmonised(deltas: Any) -> Any:
     """All conflicting pairs of a cohort, in order, each projected off the other."""
     count = jax.tree.leaves(deltas)[0].shape[0]
+    if count == 1:
+        return deltas
     first, second = jnp.triu_indices(count, 1)
 
     def pair(p, deltas):

@@ -116,10 +116,13 @@ def without_keys(state: Any) -> Any:
 
 
 def with_keys(arrays: Any, like: Any) -> Any:
-    """Undoes `without_keys`, and puts every array where the one in `like` is."""
+    """Undoes `without_keys`; what is in host memory in `like` goes there."""
 
     def place(x, y):
-        return jax.random.wrap_key_data(x) if _is_key(y) else jax.device_put(x, y.sharding)
+        if _is_key(y):
+            return jax.random.wrap_key_data(x)
+        kept_on_host = getattr(y.sharding, "memory_kind", None) == "pinned_host"
+        return jax.device_put(x, y.sharding if kept_on_host else None)
 
     return jax.tree.map(place, arrays, like)
 

@@ -1,0 +1,183 @@
+"""What every method becomes in a limit, and where it ends on quadratics."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import quadratic
+import reference_methods as ref
+from conftest import Problem, assert_close, assert_same_bits
+from methods import LR, OWN_RHO, SAM, SIZES, Run, algorithm_of, clients, problem, run
+from test_fedavg import gradient_descent, largest_difference
+
+import fedjax_flat as ff
+
+
+@functools.cache
+def model_of(name, *settings):
+    return Run(name, dict(settings), rounds=3).params
+
+
+def params_of(name, **settings):
+    return model_of(name, *settings.items())
+
+
+NO_DUALS = {"fedgloss__rho": 0.0, "fedgloss__duals": False}
+
+
+@pytest.mark.parametrize(
+    ("limit", "base", "tolerance"),
+    [
+        (("fedprox", {"fedprox__mu": 0.0}), ("fedavg", {}), 0),
+        (("adabest", {"adabest__mu": 0.0, "adabest__beta": 0.0}), ("fedavg", {}), 0),
+        (("mimelite", {"mime__momentum": 0.0}), ("fedavg", {}), 1e-6),
+        (("fedcm", {"fedcm__alpha": 1.0}), ("fedavg", {}), 1e-6),
+        (("mofedsam", {"fedcm__alpha": 1.0, **OWN_RHO}), ("fedavg", SAM), 1e-6),
+        (("fedacg", {"fedacg__momentum": 0.0, "fedacg__beta": 0.0}), ("fedavg", {}), 1e-6),
+        (("fedgamma", {"client__rho": 0.0}), ("scaffold", {}), 1e-6),
+        (("fedsmoo", {"client__rho": 0.0}), ("feddyn", {"feddyn__alpha": 0.1}), 1e-6),
+        (("fedgloss", {"fedgloss__rho": 0.0}), ("feddyn", {"feddyn__alpha": 0.1}), 1e-6),
+        (("fedgloss", NO_DUALS), ("fedavg", {}), 1e-6),
+        (("fedgloss", {**NO_DUALS, **SAM}), ("fedavg", SAM), 1e-6),
+        (("naivefedgloss", {"fedgloss__rho": 0.0}), ("feddyn", {"feddyn__alpha": 0.1}), 1e-6),
+    ],
+    ids=lambda v: f"{v[0]} {' '.join(f'{k}={x}' for k, x in v[1].items())}" if isinstance(v, tuple)
+    else None,
+)
+def test_limit(limit, base, tolerance):
+    (name, settings), (base_name, base_settings) = limit, base
+    a, b = params_of(name, **settings), params_of(base_name, **base_settings)
+    assert_close(a, b, tolerance) if tolerance else assert_same_bits(a, b)
+
+
+def test_scaffold_with_equal_control_variates_steps_as_fedavg():
+    """Report, task 3: if every client sets c_k = c, the local step is FedAvg's."""
+    first = run("scaffold")
+    state = first.states[0]
+    control = jax.tree.map(lambda w: 0.3 * jnp.ones_like(w), problem().params)
+    equal = jax.tree.map(lambda c: jnp.broadcast_to(c, (len(SIZES), *c.shape)), control)
+    state = state._replace(server=state.server._replace(control=control), clients=equal)
+    after, _ = first.step(state, first.data)
+    fedavg = run("fedavg").states[1]
+    assert_same_bits(after.server.base.params, fedavg.server.params)
+
+
+def test_feddyn_without_regulariser_adds_up_its_steps():
+    """alpha -> 0: clients train as in FedAvg, and the server adds (m / K) of all past steps."""
+    c = clients()
+    w, past = c.w0, 0
+    for t in range(3):
+        trained = {k: c.train(w, b, c.grad) for k, b in c.cohort(t).items()}
+        past = past + sum(v - w for v in trained.values()) / c.num_clients
+        w = c.mean(trained) + past
+    ours = ref.Clients.flat(ref.reference.unpack(params_of("feddyn", feddyn__alpha=1e-4)))
+    np.testing.assert_allclose(ours, w, rtol=1e-3, atol=1e-3)
+
+
+def test_fedspeed_without_prox_doubles_the_first_step():
+    """lambda -> infinity, a = 0: the upload is w_k + (w_k - x)."""
+    speed = Run("fedspeed", {"fedspeed__prox": 1e6, "fedspeed__alpha": 0.0}, rounds=1).params
+    double = Run("fedavg", {"server__learning_rate": 2.0}, rounds=1).params
+    assert_close(speed, double, 1e-5)
+
+
+def test_fedgh_of_one_client_is_fedavg():
+    small = Problem((6,))
+    params = [small.run(algorithm_of(n, small.objective), 2)[0].server.params
+              for n in ("fedgh", "fedavg")]
+    assert_close(*params, 1e-6)
+
+
+def test_fedadam_on_one_client_is_adam():
+    small = Problem((4,))
+    settings = {"client__epochs": 1, "server__adaptive__bias_correction": True}
+    fedadam = algorithm_of("fedadam", small.objective, **settings)
+    ours = small.run(fedadam, 4)[0].server.params
+    adam = ff.algorithms.fedavg(
+        small.client(lr=LR), optax.adam(0.01, b1=0.9, b2=0.99, eps=1e-3)
+    )
+    with jax.numpy_dtype_promotion("standard"):  # optax counts steps in integers
+        assert_close(ours, small.run(adam, 4)[0].server.params, 1e-6)
+
+
+def test_fedsgd_is_gradient_descent_on_the_union():
+    settings = {"server__learning_rate": 0.3}
+    state, _ = problem().run(algorithm_of("fedsgd", **settings), 5)
+    assert largest_difference(state.server.params, gradient_descent(problem(), 5, 0.3)) < 1e-6
+
+
+def test_naive_fedgloss_with_one_full_step_is_centralised_sam():
+    """All clients, one full-batch step each, no duals: SAM on the mean loss with rate eta_l."""
+    small = Problem((6, 3, 5))
+    settings = {"client__batch_size": 16, "client__epochs": 1, "fedgloss__duals": False}
+    naive = algorithm_of("naivefedgloss", small.objective, **settings)
+    ours = small.run(naive, 4)[0].server.params
+    union = Problem((14,))
+    union.params = small.params
+    central = union.run(
+        union.fedavg(lr=LR, batch_size=14, sharpness=ff.client.sam(0.15)), 4
+    )[0].server.params
+    assert_close(ours, central, 1e-6)
+
+
+def test_fedgloss_error_of_its_ascent_is_measured():
+    """(4.10): rho times the distance of two unit vectors, at most 2 rho, and rho in round 1."""
+    measured = Run("fedgloss", {"fedgloss__measured": True}, rounds=4)
+    errors = [float(i.metrics["delta_eps"]) for i in measured.infos]
+    assert errors[0] == pytest.approx(0.15, rel=1e-5)  # no direction yet against a unit one
+    assert all(0 < e <= 0.3 for e in errors)
+    assert_close(measured.params, run("fedgloss").algorithm.models(
+        run("fedgloss").states[4].server)["global"], 1e-6)
+
+
+def test_released_fedgloss_uses_the_clients_radius_while_that_warms_up():
+    radius = ff.algorithms.Radius(0.01, early=0.2, early_rounds=3)
+    values = [float(radius.at(jnp.int32(r))) for r in range(5)]
+    np.testing.assert_allclose(values, [0.2, 0.2, 0.2, 0.01, 0.01], rtol=1e-6)
+
+
+def test_conflicts_are_counted_and_harmonised():
+    from fedjax_flat.algorithms.fedgh import conflicts, harmonised
+
+    deltas = {"a": {"w": jnp.array([[1.0, 0.0], [-1.0, 1.0], [0.0, 1.0]])},
+              "b": {"w": jnp.array([[1.0], [2.0], [3.0]])}}
+    assert {k: float(v) for k, v in conflicts(deltas, "before").items()} == {
+        "conflicts_before/a": 1.0, "conflicts_before/b": 0.0
+    }
+    layer = {"w": deltas["a"]["w"]}
+    out = np.asarray(harmonised(layer)["w"])
+    # (1, 0) off (-1, 1) and back; then neither conflicts with (0, 1)
+    np.testing.assert_allclose(out, [[0.5, 0.5], [0.0, 1.0], [0.0, 1.0]], atol=1e-6)
+
+
+class TestQuadratic:
+    """All clients, five full local steps: who finds the optimum of the mean loss."""
+
+    @pytest.mark.parametrize(
+        ("name", "settings"),
+        [
+            ("scaffold", {}),
+            ("scaffold", {"scaffold__option": 1}),
+            ("feddyn", {"feddyn__alpha": 0.5}),
+            ("fedgloss", {"fedgloss__rho": 0.0, "fedgloss__beta": 2.0}),
+            ("mime", {"mime__momentum": 0.0}),
+        ],
+    )
+    def test_finds_the_optimum(self, name, settings):
+        np.testing.assert_allclose(quadratic.solve(name, **settings), quadratic.OPTIMUM, atol=1e-4)
+
+    def test_fedgloss_stays_within_its_radius(self):
+        found = quadratic.solve("fedgloss", fedgloss__rho=0.01, fedgloss__beta=2.0)
+        assert np.linalg.norm(found - quadratic.OPTIMUM) < 0.03
+
+    @pytest.mark.parametrize(
+        ("name", "settings", "mu"),
+        [("fedavg", {}, 0.0), ("fedprox", {"fedprox__mu": 1.0}, 1.0)],
+    )
+    def test_stops_at_its_biased_point(self, name, settings, mu):
+        found, expected = quadratic.solve(name, **settings), quadratic.biased_point(mu)
+        np.testing.assert_allclose(found, expected, atol=1e-4)
+        assert np.linalg.norm(expected - quadratic.OPTIMUM) > 0.1
