@@ -1,6 +1,7 @@
 """The command line: flags in, importable functions called. Nothing is computed here."""
 
 import argparse
+import json
 import logging
 import os
 import pathlib
@@ -78,6 +79,12 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument("--quiet", action="store_true", help="no progress bar")
     train.set_defaults(call=_train)
 
+    algorithms = commands.add_parser(
+        "algorithms", help="list every method: its paper, what it sends, keeps and computes"
+    )
+    algorithms.add_argument("--json", action="store_true", help="the same as data")
+    algorithms.set_defaults(call=_algorithms)
+
     demo = commands.add_parser("demo", help="train on embedded data and show what comes out")
     demo.add_argument("--run", default="runs/demo", help="folder for the demo's runs")
     demo.add_argument("--rounds", type=int, default=300)
@@ -127,6 +134,18 @@ def _print_summary(run: str, config: ml_collections.ConfigDict, result) -> None:
         path = pathlib.Path(run) / "figures" / "accuracy.png"
         print(f"figure: {figures.accuracy_curves({name: [result.records]}, path)}")
     print(f"run:    {run}")
+
+
+def _algorithms(args, rest: list[str]) -> int:
+    from fedjax_flat.algorithms.registry import METHODS
+    from fedjax_flat.report import methods
+
+    _refuse_unknown(rest)
+    if args.json:
+        print(json.dumps([methods.describe(name) for name in METHODS], indent=2))
+    else:
+        print(methods.overview())
+    return 0
 
 
 def _demo(args, rest: list[str]) -> int:

@@ -112,6 +112,7 @@ def default_config() -> ml_collections.ConfigDict:
     c.cohort.strategy = "auto"  # auto | vmap | map | chunked | sharded
     c.cohort.chunk = 8
     c.cohort.devices = 0  # sharded: how many, 0 for all
+    c.cohort.client_state = "auto"  # auto | device | host: where all clients' state is kept
 
     c.eval = ml_collections.ConfigDict()
     c.eval.every = 10

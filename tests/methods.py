@@ -1,6 +1,7 @@
 """One row per method and variant: its settings, and the NumPy reference that it must agree with."""
 
 import functools
+import itertools
 
 import jax
 import numpy as np
@@ -10,7 +11,7 @@ from conftest import Problem, small_config
 from test_fedavg import randomness, reference_data
 
 import fedjax_flat as ff
-from fedjax_flat import experiment
+from fedjax_flat import method
 
 SIZES, COHORT, EPOCHS, BATCH, LR, ROUNDS = (7, 3, 0, 12, 1, 9, 5), 4, 2, 4, 0.1, 5
 SAM = {"client__sharpness": "sam", "client__rho": 0.2}
@@ -19,7 +20,7 @@ OWN_RHO = {"client__rho": 0.2}
 
 def layer_slices(c):
     ends = np.cumsum([0] + [w.size + b.size for w, b in c.layers(c.w0)])
-    return [slice(a, b) for a, b in zip(ends[:-1], ends[1:], strict=True)]
+    return [slice(a, b) for a, b in itertools.pairwise(ends)]
 
 
 # name, settings (algorithm.* if no section is named), reference
@@ -97,9 +98,8 @@ def algorithm_of(name, objective=None, **settings):
         "client__learning_rate": LR, "client__batch_size": BATCH, "client__epochs": EPOCHS, **full
     }
     config = small_config(algorithm__name=name, **options)
-    method = experiment.METHODS[name]
-    experiment.check_combination(config, method)
-    return experiment.build_algorithm(config, objective or problem().objective)
+    method.check_combination(config)
+    return method.build_algorithm(config, objective or problem().objective)
 
 
 class Run:

@@ -117,7 +117,7 @@ def scaffold(c, option=2, rho=0.0):
     for t in range(len(c.rounds)):
         trained, change = {}, 0
         for k, batches in c.cohort(t).items():
-            w = c.train(x, batches, lambda v, b, k=k: gradient(v, b) - own[k] + control)
+            w = c.train(x, batches, lambda v, b, k=k, c=control: gradient(v, b) - own[k] + c)
             if option == 1:
                 new = c.full_grad(x, k)
             else:

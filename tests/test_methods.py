@@ -2,7 +2,6 @@
 
 import jax
 import jax.numpy as jnp
-import methods
 import numpy as np
 import pytest
 from conftest import assert_close, assert_same_bits

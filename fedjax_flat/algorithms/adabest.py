@@ -21,7 +21,7 @@ from fedjax_flat.algorithms.base import (
     Exchange,
     combine,
     difference,
-    for_each_client,
+    zeros,
 )
 from fedjax_flat.client import Client, drift
 
@@ -49,10 +49,8 @@ def adabest(
     errors.below_one("beta", beta)
 
     def init(params, num_clients):
-        clients = AdaBestClient(
-            for_each_client(params, num_clients), jnp.full((num_clients,), -1, jnp.int32)
-        )
-        return AdaBestState(params, params), clients
+        del num_clients
+        return AdaBestState(params, params), AdaBestClient(zeros(params), jnp.int32(-1))
 
     def local(message, own, data, round, key):
         away = drift.shifted(jax.tree.map(jnp.negative, own.bias))

@@ -15,7 +15,7 @@ from fedjax_flat.data.federated import ClientData
 
 Params = Any
 ServerState = Any
-ClientState = Any  # () for stateless clients; otherwise stacked over all K clients
+ClientState = Any  # () for stateless clients
 Message = Any
 Metrics = dict[str, jax.Array]
 
@@ -51,7 +51,10 @@ class Exchange(NamedTuple):
 
 
 class Algorithm(NamedTuple):
-    """One federated method; `models` always has the trained one under the name `global`."""
+    """One federated method; `models` always has the trained one under the name `global`.
+
+    `init(params, num_clients)` is the server's state and the state with which each client starts.
+    """
 
     init: Callable[[Params, int], tuple[ServerState, ClientState]]
     exchanges: tuple[Exchange, ...]
@@ -64,9 +67,9 @@ WEIGHTINGS: dict[str, Callable[[Any], jax.Array]] = {
 }
 
 
-def for_each_client(tree: Params, num_clients: int) -> Params:
-    """Zeros like `tree` for every client."""
-    return jax.tree.map(lambda w: jnp.zeros((num_clients, *w.shape), w.dtype), tree)
+def zeros(tree: Params) -> Params:
+    """Zeros like `tree`."""
+    return jax.tree.map(jnp.zeros_like, tree)
 
 
 def difference(a: Params, b: Params) -> Params:

@@ -11,7 +11,6 @@ Kim et al., "Communication-efficient federated learning with accelerated client 
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 
 from fedjax_flat import errors
 from fedjax_flat.algorithms.base import (
@@ -21,6 +20,7 @@ from fedjax_flat.algorithms.base import (
     Exchange,
     combine,
     difference,
+    zeros,
 )
 from fedjax_flat.client import Client, drift
 
@@ -42,7 +42,7 @@ def fedacg(
 
     def init(params, num_clients):
         del num_clients
-        return FedACGState(params, jax.tree.map(jnp.zeros_like, params)), ()
+        return FedACGState(params, zeros(params)), ()
 
     def local(message, state, data, round, key):
         params, info, _ = client.train(

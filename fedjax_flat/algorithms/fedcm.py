@@ -23,6 +23,7 @@ from fedjax_flat.algorithms.base import (
     ClientResult,
     Exchange,
     difference,
+    zeros,
 )
 from fedjax_flat.algorithms.fedavg import FedAvgState, server_step
 from fedjax_flat.client import Client, drift
@@ -52,7 +53,7 @@ def fedcm(
     def init(params, num_clients):
         del num_clients
         base = FedAvgState(params, server_optimizer.init(params))
-        return FedCMState(base, jax.tree.map(jnp.zeros_like, params)), ()
+        return FedCMState(base, zeros(params)), ()
 
     def local(message, state, data, round, key):
         x, direction = message

@@ -24,13 +24,13 @@ from fedjax_flat.algorithms.base import (
     Exchange,
     combine,
     difference,
-    for_each_client,
+    zeros,
 )
 from fedjax_flat.client import Client, drift
 
 
 class FedDynState(NamedTuple):
-    """The cloud model x, the mean of the last cohort's models, h and K."""
+    """The cloud model x, the mean of the last cohort's models if reported, h and K."""
 
     params: Any
     mean: Any
@@ -46,9 +46,8 @@ def feddyn(
     errors.positive("alpha", alpha)
 
     def init(params, num_clients):
-        zero = jax.tree.map(jnp.zeros_like, params)
-        server = FedDynState(params, params, zero, jnp.float32(num_clients))
-        return server, for_each_client(params, num_clients)
+        mean = params if average_model else ()
+        return FedDynState(params, mean, zeros(params), jnp.float32(num_clients)), zeros(params)
 
     def local(message, dual, data, round, key):
         params, info, _ = client.train(
@@ -63,7 +62,8 @@ def feddyn(
         dual = combine(server.dual, alpha / server.num_clients, uploads.delta_sum)
         mean = difference(server.params, uploads.pseudo_gradient)
         params = combine(mean, -1 / alpha, dual)
-        return FedDynState(params, mean, dual, server.num_clients), {}
+        kept = mean if average_model else ()
+        return FedDynState(params, kept, dual, server.num_clients), {}
 
     def models(server):
         return {"global": server.params} | ({"average": server.mean} if average_model else {})

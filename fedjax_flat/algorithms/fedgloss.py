@@ -35,7 +35,7 @@ from fedjax_flat.algorithms.base import (
     Exchange,
     combine,
     difference,
-    for_each_client,
+    zeros,
 )
 from fedjax_flat.client import Client, drift
 from fedjax_flat.client.sharpness import scaled_to
@@ -80,9 +80,8 @@ def fedgloss(
     errors.at_least("server rho", radius.rho, 0)
 
     def init(params, num_clients):
-        zero = jax.tree.map(jnp.zeros_like, params)
-        server = FedGloSSState(params, zero, zero if duals else (), jnp.float32(num_clients))
-        return server, for_each_client(params, num_clients) if duals else ()
+        zero, dual = zeros(params), zeros(params) if duals else ()
+        return FedGloSSState(params, zero, dual, jnp.float32(num_clients)), dual
 
     def train(message, dual, data, round, key):
         near = drift.dynamic(dual, 1 / beta) if duals else None

@@ -26,7 +26,7 @@ from fedjax_flat.algorithms.base import (
     Exchange,
     combine,
     difference,
-    for_each_client,
+    zeros,
 )
 from fedjax_flat.client import Client, drift
 from fedjax_flat.client.optimizer import Schedule, rate_of
@@ -57,9 +57,9 @@ def fedsmoo(
     errors.positive("beta", beta)
 
     def init(params, num_clients):
-        zero = jax.tree.map(jnp.zeros_like, params)
-        clients = FedSMOOClient(*(for_each_client(params, num_clients) for _ in range(2)))
-        return FedSMOOState(params, zero, zero, jnp.float32(num_clients)), clients
+        zero = zeros(params)
+        server = FedSMOOState(params, zero, zero, jnp.float32(num_clients))
+        return server, FedSMOOClient(zero, zero)
 
     def local(message, own, data, round, key):
         x, s = message

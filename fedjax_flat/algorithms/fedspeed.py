@@ -25,7 +25,7 @@ from fedjax_flat.algorithms.base import (
     Exchange,
     combine,
     difference,
-    for_each_client,
+    zeros,
 )
 from fedjax_flat.client import Client, drift
 from fedjax_flat.client.optimizer import Schedule, rate_of
@@ -48,7 +48,8 @@ def fedspeed(
         raise errors.UsageError(f"alpha = {alpha}: expected 0 to 1.")
 
     def init(params, num_clients):
-        return params, for_each_client(params, num_clients)
+        del num_clients
+        return params, zeros(params)
 
     def local(message, dual, data, round, key):
         params, info, _ = client.train(

@@ -15,7 +15,6 @@ with the model. beta = 0 is the papers' "SGD", beta = 0.9 "SGDm"; MimeLite with 
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import optax
 
 from fedjax_flat import errors
@@ -25,6 +24,7 @@ from fedjax_flat.algorithms.base import (
     ClientResult,
     Exchange,
     difference,
+    zeros,
 )
 from fedjax_flat.algorithms.fedavg import FedAvgState, server_step
 from fedjax_flat.client import Client, drift
@@ -54,7 +54,7 @@ def mime(
 
     def init(params, num_clients):
         del num_clients
-        zero = jax.tree.map(jnp.zeros_like, params)
+        zero = zeros(params)
         return MimeState(FedAvgState(params, server_optimizer.init(params)), zero, zero), ()
 
     def measure(x, state, data, round, key):

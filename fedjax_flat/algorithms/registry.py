@@ -41,7 +41,7 @@ class Method(NamedTuple):
     """What a name means."""
 
     summary: str
-    paper: str
+    paper: str  # first author and year; the whole reference is in the method's file
     make: Callable[[Parts], Algorithm]
     gradients: int = 1  # per local step, before SAM or ASAM doubles them
     optimizer: str = "any"  # on the server: any, one by name, or `own`: none can be chosen
@@ -89,66 +89,66 @@ def _fedgloss(naive: bool) -> Callable[[Parts], Algorithm]:
 
 
 METHODS: dict[str, Method] = {
-    "fedavg": Method("weighted mean of locally trained models", "McMahan et al. 2017", _fedopt),
+    "fedavg": Method("weighted mean of locally trained models", "McMahan 2017", _fedopt),
     "fedsgd": Method(
-        "one full gradient per client, one server step", "McMahan et al. 2017",
+        "one full gradient per client, one server step", "McMahan 2017",
         lambda p: fedsgd(p.client, p.server_optimizer, **_shared(p)), sharpness="no steps",
     ),
     "fedavgm": Method(
-        "momentum on the server", "Hsu et al. 2019", _fedopt, optimizer="sgd with momentum"
+        "momentum on the server", "Hsu 2019", _fedopt, optimizer="sgd with momentum"
     ),
-    "fedadam": Method("Adam on the server", "Reddi et al. 2021", _fedopt, optimizer="adam"),
+    "fedadam": Method("Adam on the server", "Reddi 2021", _fedopt, optimizer="adam"),
     "fedadagrad": Method(
-        "Adagrad on the server", "Reddi et al. 2021", _fedopt, optimizer="adagrad"
+        "Adagrad on the server", "Reddi 2021", _fedopt, optimizer="adagrad"
     ),
-    "fedyogi": Method("Yogi on the server", "Reddi et al. 2021", _fedopt, optimizer="yogi"),
+    "fedyogi": Method("Yogi on the server", "Reddi 2021", _fedopt, optimizer="yogi"),
     "fedprox": Method(
-        "clients stay near the global model", "Li et al. 2020",
+        "clients stay near the global model", "Li 2020",
         lambda p: fedavg(p.client, p.server_optimizer, **p.settings.fedprox, **_shared(p)),
     ),
-    "scaffold": Method("control variates against drift", "Karimireddy et al. 2020", _scaffold),
+    "scaffold": Method("control variates against drift", "Karimireddy 2020", _scaffold),
     "feddyn": Method(
-        "dynamic regularisation, a dual per client", "Acar et al. 2021",
+        "dynamic regularisation, a dual per client", "Acar 2021",
         lambda p: feddyn(p.client, **p.settings.feddyn, **_shared(p)), optimizer="own",
     ),
     "adabest": Method(
-        "bias estimates that forget", "Varno et al. 2022",
+        "bias estimates that forget", "Varno 2022",
         lambda p: adabest(p.client, **p.settings.adabest, **_shared(p)), optimizer="own",
     ),
     "mime": Method(
-        "the server's momentum on clients, variance reduced", "Karimireddy et al. 2021",
+        "MimeLite with variance reduction", "Karimireddy 2021",
         _mime(lite=False), gradients=2,
     ),
     "mimelite": Method(
-        "the server's momentum on clients", "Karimireddy et al. 2021", _mime(lite=True)
+        "the server's momentum on clients", "Karimireddy 2021", _mime(lite=True)
     ),
-    "fedcm": Method("the last direction in every local step", "Xu et al. 2021", _fedcm),
+    "fedcm": Method("the last direction in every local step", "Xu 2021", _fedcm),
     "fedacg": Method(
-        "a look-ahead model, and clients near it", "Kim et al. 2024",
+        "a look-ahead model, and clients near it", "Kim 2024",
         lambda p: fedacg(p.client, **p.settings.fedacg, **_shared(p)), optimizer="own",
     ),
-    "mofedsam": Method("FedCM with SAM", "Qu et al. 2022", _fedcm, sharpness="sam"),
+    "mofedsam": Method("FedCM with SAM", "Qu 2022", _fedcm, sharpness="sam"),
     "fedspeed": Method(
-        "prox-correction and a gradient that looks ahead", "Sun et al. 2023",
+        "prox-correction, a gradient that looks ahead", "Sun 2023",
         lambda p: fedspeed(p.client, rho=p.rho, **p.settings.fedspeed, **_shared(p)),
         gradients=2, optimizer="own", sharpness="own",
     ),
-    "fedgamma": Method("SCAFFOLD with SAM", "Dai et al. 2023", _scaffold, sharpness="sam"),
+    "fedgamma": Method("SCAFFOLD with SAM", "Dai 2023", _scaffold, sharpness="sam"),
     "fedsmoo": Method(
-        "duals on models and on perturbations", "Sun et al. 2023",
+        "duals on models and on perturbations", "Sun 2023",
         lambda p: fedsmoo(p.client, rho=p.rho, **p.settings.fedsmoo, **_shared(p)),
         gradients=2, optimizer="own", sharpness="own",
     ),
     "fedgloss": Method(
-        "SAM on the server along the last direction, duals", "Caldarola et al. 2025",
+        "SAM on the server, ascent from the last round", "Caldarola 2025",
         _fedgloss(naive=False), optimizer="own",
     ),
     "naivefedgloss": Method(
-        "SAM on the server, the ascent from its own exchange", "Caldarola et al. 2025",
+        "SAM on the server, ascent by an exchange", "Caldarola 2025",
         _fedgloss(naive=True), optimizer="own",
     ),
     "fedgh": Method(
-        "conflicting updates projected off each other", "Zhang et al. 2023",
+        "conflicting updates projected off each other", "Zhang 2023",
         lambda p: fedgh(p.client, p.server_optimizer, **p.settings.fedgh, **_shared(p)),
     ),
 }

@@ -26,7 +26,7 @@ from fedjax_flat.algorithms.base import (
     Exchange,
     combine,
     difference,
-    for_each_client,
+    zeros,
 )
 from fedjax_flat.algorithms.fedavg import FedAvgState, server_step
 from fedjax_flat.client import Client, drift
@@ -56,9 +56,7 @@ def scaffold(
 
     def init(params, num_clients):
         base = FedAvgState(params, server_optimizer.init(params))
-        zero = jax.tree.map(jnp.zeros_like, params)
-        server = ScaffoldState(base, zero, jnp.float32(num_clients))
-        return server, for_each_client(params, num_clients)
+        return ScaffoldState(base, zeros(params), jnp.float32(num_clients)), zeros(params)
 
     def local(message, own, data, round, key):
         x, c = message

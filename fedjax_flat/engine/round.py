@@ -11,7 +11,7 @@ import optax
 from fedjax_flat import debug, rng
 from fedjax_flat.algorithms.base import Algorithm, Uploads
 from fedjax_flat.data.federated import FederatedData
-from fedjax_flat.engine import sampling
+from fedjax_flat.engine import client_state, sampling
 from fedjax_flat.engine.cohort import CohortMap
 from fedjax_flat.engine.sampling import Sampler
 from fedjax_flat.server import Average, aggregate
@@ -55,9 +55,11 @@ def init_state(
     num_clients: int,
     key: jax.Array,
     averages: Averages = NO_AVERAGES,
+    client_state_in: str = "device",
 ) -> TrainState:
-    """The state before the first round."""
-    server, clients = algorithm.init(params, num_clients)
+    """The state before the first round; the clients' is kept on the `device` or the `host`."""
+    server, row = algorithm.init(params, num_clients)
+    clients = client_state.stacked(row, num_clients, client_state_in)
     server = jax.tree.map(jnp.copy, server)  # a donated buffer may occur only once
     started = {name: average.init(params) for name, average in averages.items()}
     zero = jax.tree.map(jnp.zeros_like, params)
@@ -112,7 +114,7 @@ def round_step(
         cohort = sample(rng.fold(state.key, "cohort", state.round))
         cohort = sampling.pad(cohort, cohort_map.multiple)
         server = state.server
-        rows = jax.tree.map(lambda x: x[cohort.clients], state.clients)
+        rows = client_state.gather(state.clients, cohort)
         metrics: dict[str, jax.Array] = {}
         for part in algorithm.exchanges:
             server, rows, uploads, seen, measured = exchange(
@@ -137,7 +139,7 @@ def round_step(
             round=state.round + 1,
             key=state.key,
             server=server,
-            clients=scatter(state.clients, cohort, rows),
+            clients=client_state.scatter(state.clients, cohort, rows),
             averages={
                 name: average.update(state.averages[name], model, state.round)
                 for name, average in averages.items()
@@ -166,18 +168,6 @@ def models(
         for name, average in averages.items()
         if done >= average.first
     }
-
-
-def scatter(clients: Any, cohort: Any, rows: Any) -> Any:
-    """Writes the cohort's rows back; slots without a client point past the end and are dropped."""
-
-    def write(all_rows, new):
-        slots = cohort.clients
-        if cohort.mask is not None:
-            slots = jnp.where(cohort.mask, slots, all_rows.shape[0])
-        return all_rows.at[slots].set(new, mode="drop")
-
-    return jax.tree.map(write, clients, rows)
 
 
 def all_finite(tree: Any) -> jax.Array:
@@ -215,8 +205,8 @@ def floats_per_client(algorithm: Algorithm, state: TrainState, data: FederatedDa
     """(floats in the messages, floats in the uploads) of one client in a round, from shapes."""
 
     def all_exchanges(state, data):
-        row = jax.tree.map(lambda x: x[0], state.clients)
         zero = jnp.int32(0)
+        row = algorithm.init(state.pseudo_gradient, data.num_clients)[1]
         sent = []
         for part in algorithm.exchanges:
             message = part.broadcast(state.server, zero)

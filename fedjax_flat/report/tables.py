@@ -3,17 +3,19 @@
 from collections.abc import Sequence
 
 
-def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Left-aligned first column, right-aligned others."""
+def table(
+    header: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence[int] = (0,)
+) -> str:
+    """The columns in `left` are aligned there, the others to the right."""
     cells = [list(header), *[list(r) for r in rows]]
     widths = [max(len(r[i]) for r in cells) for i in range(len(header))]
 
     def line(row):
-        first, *rest = (
-            c.ljust(w) if i == 0 else c.rjust(w)
+        aligned = (
+            c.ljust(w) if i in left else c.rjust(w)
             for i, (c, w) in enumerate(zip(row, widths, strict=True))
         )
-        return "  ".join([first, *rest]).rstrip()
+        return "  ".join(aligned).rstrip()
 
     rule = "  ".join("-" * w for w in widths)
     return "\n".join([line(cells[0]), rule, *[line(r) for r in cells[1:]]])
