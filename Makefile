@@ -10,7 +10,7 @@ test: .venv/installed
 	$(BIN)/python -m pytest
 
 test-slow: .venv/installed
-	$(BIN)/python -m pytest -m slow
+	JAX_DISABLE_MOST_OPTIMIZATIONS=0 $(BIN)/python -m pytest -m slow
 
 lint: .venv/installed
 	$(BIN)/ruff check .

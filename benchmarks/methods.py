@@ -15,6 +15,7 @@ from workloads import W1
 
 import fedjax_flat as ff
 from fedjax_flat import experiment
+from fedjax_flat.algorithms import registry
 from fedjax_flat.data import Dataset, Examples, sources
 
 CLIENTS = 10
@@ -25,6 +26,9 @@ METHODS: dict[str, dict[str, object]] = {
     "FedASAM": {"client.sharpness": "asam"},
     "SWA": {"server.average": "swa", "server.swa.start": 1.0, "server.swa.cycle": 1},
     "WIMA": {"server.average": "wima", "server.wima.window": 100},
+    **{name: {"algorithm.name": name} for name in registry.METHODS if name != "fedavg"},
+    "fedgloss with SAM": {"algorithm.name": "fedgloss", "client.sharpness": "sam"},
+    "feddyn with SAM": {"algorithm.name": "feddyn", "client.sharpness": "sam"},
 }
 
 

@@ -79,6 +79,14 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument("--quiet", action="store_true", help="no progress bar")
     train.set_defaults(call=_train)
 
+    compare = commands.add_parser(
+        "compare",
+        help="accuracies of run folders, rounds and communication to the first one's",
+    )
+    compare.add_argument("runs", nargs="+", metavar="RUN")
+    compare.add_argument("--figure", metavar="FILE", help="draw their curves")
+    compare.set_defaults(call=_compare)
+
     algorithms = commands.add_parser(
         "algorithms", help="list every method: its paper, what it sends, keeps and computes"
     )
@@ -134,6 +142,14 @@ def _print_summary(run: str, config: ml_collections.ConfigDict, result) -> None:
         path = pathlib.Path(run) / "figures" / "accuracy.png"
         print(f"figure: {figures.accuracy_curves({name: [result.records]}, path)}")
     print(f"run:    {run}")
+
+
+def _compare(args, rest: list[str]) -> int:
+    from fedjax_flat.report.compare import compare
+
+    _refuse_unknown(rest)
+    print(compare(args.runs, args.figure))
+    return 0
 
 
 def _algorithms(args, rest: list[str]) -> int:

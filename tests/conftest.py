@@ -4,6 +4,10 @@ import os
 import pathlib
 import tempfile
 
+# Tests compile far more than they compute, so compile quickly, here and in programs that tests
+# start. `make test-slow` compiles as users do.
+os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+
 import jax
 import numpy as np
 import optax
@@ -15,7 +19,7 @@ from fedjax_flat.data import Dataset, Examples, Partition
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
-# Tests compile the same small rounds again and again: within one session, compile them once.
+# Each program once per process.
 _compiled = tempfile.TemporaryDirectory(prefix="fedjax_flat_tests_")
 jax.config.update("jax_compilation_cache_dir", _compiled.name)
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)

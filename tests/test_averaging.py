@@ -164,19 +164,16 @@ def test_the_window_lives_in_host_memory_and_survives_a_checkpoint_there(tmp_pat
     "settings",
     [
         {"server__average": "swa", "server__swa__start": 3.0, "server__swa__cycle": 3},
-        {"server__average": "wima", "server__wima__window": 4},
-        {"server__average": "swa+wima", "server__swa__cycle": 1, "server__wima__window": 20},
+        {"server__average": "swa+wima", "server__swa__cycle": 1, "server__wima__window": 4},
     ],
-    ids=["inside a cycle", "inside a window", "both"],
+    ids=["inside a cycle", "inside a window"],
 )
 def test_resumed_is_the_same_bits(tmp_path, settings):
     config = small_config(rounds=7, client__sharpness="sam", **settings)
     whole = ff.train(config, tmp_path / "whole", progress=False)
-    config.rounds, rounds = 4, config.rounds
+    config.rounds, rounds = 5, config.rounds
     if config.server.swa.start < 1:
         config.server.swa.start = 5.0  # what 0.75 of all rounds means
-    if settings.get("server__swa__cycle") == 1:
-        config.rounds = 5
     ff.train(config, tmp_path / "parts", progress=False)
     config.rounds = rounds
     parts = ff.train(config, tmp_path / "parts", progress=False)

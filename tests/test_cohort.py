@@ -7,7 +7,7 @@ import pytest
 from conftest import Problem, assert_close
 
 import fedjax_flat as ff
-from fedjax_flat.engine.round import scatter
+from fedjax_flat.engine.client_state import scatter
 from fedjax_flat.engine.sampling import Cohort
 
 SIZES = (7, 3, 12, 1, 9, 5, 8)

@@ -8,9 +8,12 @@ import pytest
 
 import fedjax_flat as ff
 from fedjax_flat import config as config_lib
+from fedjax_flat import method
 
 FOLDER = pathlib.Path(__file__).parents[1] / "configs"
 fedsam = runpy.run_path(str(FOLDER / "fedsam.py"))["get_config"]
+fedgloss_file = runpy.run_path(str(FOLDER / "fedgloss.py"))
+fedgloss = fedgloss_file["get_config"]
 
 
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("*.py")), ids=lambda p: p.name)
@@ -26,11 +29,11 @@ def test_every_cell_of_the_fedsam_tables(data):
     methods = ("fedavg", "fedavg,epochs=2", "fedsam", "fedasam")
     extras = ("", ",swa", ",mixup", ",cutout", ",mixup,swa", ",cutout,swa", ",released")
     seen = set()
-    for alpha, cohort, method, extra in itertools.product(alphas, (5, 10, 20), methods, extras):
-        c = fedsam(f"{data},alpha={alpha},cohort={cohort},method={method}{extra}")
+    for alpha, cohort, name, extra in itertools.product(alphas, (5, 10, 20), methods, extras):
+        c = fedsam(f"{data},alpha={alpha},cohort={cohort},method={name}{extra}")
         config_lib.validate(c)
         assert (c.partition.alpha, c.cohort.size) == (alpha, cohort)
-        assert c.client.epochs == (2 if "epochs" in method else 1)
+        assert c.client.epochs == (2 if "epochs" in name else 1)
         assert (c.server.average == "swa") == ("swa" in extra)
         assert (c.data.mixup, c.data.cutout > 0) == (float("mixup" in extra), "cutout" in extra)
         seen.add(config_lib.to_json(c))
@@ -75,3 +78,51 @@ def test_released_splits_are_the_papers(cifar_dir):
     built = ff.build(c, cifar_dir)
     assert built.data.num_clients == 100
     assert built.partition.sizes.tolist().count(500) == 99, "one released list misses an image"
+
+
+@pytest.mark.parametrize("algorithm", ["fedavgm", "fedprox", "scaffold", "feddyn", "adabest"])
+def test_table_4_8_combines_each_algorithm_with_sam_asam_and_swa(algorithm):
+    for extra in ("", ",method=fedsam", ",method=fedasam,swa"):
+        c = fedsam(f"cifar10,alpha=0.05,algorithm={algorithm}{extra}")
+        config_lib.validate(c)
+        method.check_combination(c)
+        assert c.algorithm.name == algorithm
+
+
+@pytest.mark.parametrize("server", ["sgd", "adam", "adagrad"])
+def test_table_4_2_of_server_optimisers(server):
+    c = fedsam(f"cifar100,server={server},server_rate=0.1")
+    config_lib.validate(c)
+    method.check_combination(c)
+    used = c.server.learning_rate if server == "sgd" else c.server.adaptive.learning_rate
+    assert used == 0.1
+
+
+def test_centralised_is_one_client_with_everything():
+    c = fedsam("cifar10,centralised,method=fedasam,swa,mixup")
+    assert (c.partition.name, c.partition.clients, c.cohort.size) == ("iid", 1, 1)
+
+
+@pytest.mark.parametrize("name", fedgloss_file["METHODS"])
+@pytest.mark.parametrize("data", ["cifar10,alpha=0.05", "cifar100,alpha=0.5"])
+def test_every_row_of_the_fedgloss_tables(name, data):
+    for extra in ("", ",no_duals", ",variant=released", ",released"):
+        c = fedgloss(f"{data},method={name}{extra}")
+        config_lib.validate(c)
+        method.check_combination(c)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ("cifar10", {"client.rho": 0.15, "client.rho_warmup": 2000, "algorithm.fedgloss.rho": 0.15,
+                     "algorithm.fedgloss.beta": 10.0}),
+        ("cifar100", {"client.rho": 0.2, "client.rho_warmup": 15_000,
+                      "algorithm.fedgloss.rho": 0.01, "algorithm.fedgloss.beta": 100.0}),
+        ("cifar100,method=fedsmoo", {"client.rho": 0.1, "algorithm.fedsmoo.beta": 100.0}),
+        ("method=fedsam", {"client.rho": 0.15, "client.rho_warmup": 0}),
+    ],
+)
+def test_hyper_parameters_of_table_a5(options, expected):
+    flat = config_lib.flatten(fedgloss(options))
+    assert {name: flat[name] for name in expected} == expected

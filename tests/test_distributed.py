@@ -60,7 +60,9 @@ def same_metrics(records, other):
         assert a["accuracy"] == pytest.approx(b["accuracy"], abs=1e-6)
 
 
-@pytest.mark.parametrize("devices", [1, 2, 8])
+@pytest.mark.parametrize(
+    "devices", [pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow), 8]
+)
 def test_sharded_over_simulated_devices(devices, tmp_path, alone):
     """A cohort of 7 divides over neither 2 nor 8 devices; `auto` chooses to shard."""
     strategy = "--config.cohort.strategy=" + ("auto" if devices > 1 else "sharded")

@@ -76,7 +76,7 @@ def everything(conv, x, w, u, v):
     }
 
 
-@hypothesis.settings(max_examples=4, deadline=None, derandomize=True)
+@hypothesis.settings(max_examples=2, deadline=None, derandomize=True)
 @hypothesis.given(cases())
 def test_conv_in_every_mode(case):
     check_every_mode(case)

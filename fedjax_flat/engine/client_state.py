@@ -26,7 +26,7 @@ class Memory(NamedTuple):
 
 def free_memory() -> Memory:
     """What this machine has left."""
-    stats = jax.devices()[0].memory_stats() or {}
+    stats = jax.local_devices()[0].memory_stats() or {}
     limit = stats.get("bytes_limit")
     device = limit - stats.get("bytes_in_use", 0) if limit else None
     fields = dict(

@@ -80,3 +80,19 @@ def window_mean(records, window: int, **selection) -> tuple[float, float, int]:
     rounds, values = curve(records, **selection)
     last = values[rounds > rounds.max(initial=0) - window]
     return float(last.mean()), float(last.std()), len(last)
+
+
+def rounds_to(records, target: float, **selection) -> int | None:
+    """The first evaluated round with at least the `target` accuracy; None if there is none."""
+    rounds, values = curve(records, **selection)
+    reached = rounds[values >= target]
+    return int(reached[0]) if len(reached) else None
+
+
+def floats_until(records, last_round: int | None = None) -> int:
+    """Floats sent, down and up, in all rounds or up to `last_round`."""
+    return sum(
+        r["floats_down"] + r["floats_up"]
+        for r in records
+        if r["split"] == "cohort" and (last_round is None or r["round"] <= last_round)
+    )

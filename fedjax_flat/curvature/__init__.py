@@ -1,0 +1,18 @@
+"""How flat a loss is: Hessian products, spectra and sharpness, of any loss over any data."""
+
+from fedjax_flat.curvature.data_loss import DataLoss, data_loss, of_examples
+from fedjax_flat.curvature.spectrum import (
+    Density,
+    Operator,
+    Spectrum,
+    density,
+    flat_hessian,
+    lanczos,
+    power_iteration,
+    trace,
+)
+
+__all__ = [
+    "DataLoss", "Density", "Operator", "Spectrum", "data_loss", "density", "flat_hessian",
+    "lanczos", "of_examples", "power_iteration", "trace",
+]

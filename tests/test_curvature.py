@@ -1,0 +1,230 @@
+"""Hessian products and spectra against dense Hessians, closed forms and known matrices."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conftest import Problem
+from jax.flatten_util import ravel_pytree
+
+import fedjax_flat as ff
+from fedjax_flat import curvature
+from fedjax_flat.curvature import Operator
+from fedjax_flat.objective import Totals
+
+KEY = jax.random.key(0)
+
+
+def matrix_operator(values, seed=0):
+    """(operator, matrix) with a known spectrum in a random basis, float32."""
+    rng = np.random.default_rng(seed)
+    q, _ = np.linalg.qr(rng.normal(size=(len(values), len(values))))
+    matrix = jnp.asarray(q @ np.diag(values) @ q.T, jnp.float32)
+    product = jax.jit(lambda v: matrix @ v)
+    return Operator(product, len(values), jnp.float32, lambda v: v)
+
+
+@pytest.fixture(scope="module")
+def network():
+    """(loss, params, dense Hessian) of a small network on 23 examples in batches of 5."""
+    problem = Problem((23,), hidden=(3,))
+    loss = curvature.of_examples(problem.objective, problem.dataset.train, batch_size=5)
+    flat, unravel = ravel_pytree(problem.params)
+    whole = ff.data.Batch(
+        jnp.asarray(problem.dataset.train.images), jnp.asarray(problem.dataset.train.labels),
+        jnp.ones(23, bool),
+    )
+    batch = problem.objective.normalise(whole)
+    dense = jax.hessian(lambda w: problem.objective.totals(unravel(w), batch).loss / 23)(flat)
+    return loss, problem.params, np.asarray(dense, np.float64)
+
+
+class TestProduct:
+    def test_uneven_batches_equal_the_dense_hessian(self, network):
+        loss, params, dense = network
+        assert loss.examples == 23
+        operator = curvature.flat_hessian(loss, params)
+        vector = jax.random.normal(KEY, (operator.size,))
+        np.testing.assert_allclose(
+            operator.product(vector), dense @ np.asarray(vector), rtol=1e-4, atol=1e-5
+        )
+
+    def test_finite_difference_of_gradients(self, network):
+        loss, params, _ = network
+        vector = jax.tree.map(lambda w: jax.random.normal(KEY, w.shape), params)
+        h = 1e-3
+        moved = [jax.tree.map(lambda w, v, s=s: w + s * v, params, vector) for s in (h, -h)]
+        plus, minus = (ravel_pytree(loss.gradient(p))[0] for p in moved)
+        expected = (np.asarray(plus, float) - np.asarray(minus, float)) / (2 * h)
+        got = ravel_pytree(loss.product(params, vector))[0]
+        np.testing.assert_allclose(got, expected, rtol=2e-2, atol=5e-3)
+
+    def test_weight_decay_adds_a_multiple_of_the_identity(self, network):
+        loss, params, _ = network
+        problem = Problem((23,), hidden=(3,))
+        decayed = curvature.of_examples(
+            problem.objective, problem.dataset.train, batch_size=23, weight_decay=0.5
+        )
+        vector = jax.tree.map(jnp.ones_like, params)
+        difference = jax.tree.map(
+            lambda a, b: a - b, decayed.product(params, vector), loss.product(params, vector)
+        )
+        for leaf in jax.tree.leaves(difference):
+            np.testing.assert_allclose(leaf, 0.5, atol=1e-4)
+        squares = sum(float(jnp.sum(w**2)) for w in jax.tree.leaves(params))
+        assert float(decayed.value(params)) == pytest.approx(
+            float(loss.value(params)) + 0.25 * squares, rel=1e-5
+        )
+
+    @pytest.mark.parametrize("kind", ["linear", "logistic", "softmax"])
+    def test_closed_forms(self, kind):
+        """X'X / n; X' diag(s (1 - s)) X / n; and the softmax's (diag p - p p') kron x x'."""
+        rng = np.random.default_rng(0)
+        x = rng.normal(size=(12, 3))
+        y = rng.integers(0, 2, 12)
+
+        def totals(w, batch):
+            inputs, targets = batch
+            if kind == "linear":
+                losses = 0.5 * (inputs @ w - targets) ** 2
+            elif kind == "logistic":
+                z = inputs @ w
+                losses = jax.nn.softplus(z) - targets * z
+            else:
+                logits = inputs @ w.reshape(3, 2)
+                picked = jnp.take_along_axis(logits, targets.astype(jnp.int32)[:, None], axis=1)
+                losses = jax.nn.logsumexp(logits, axis=1) - picked[:, 0]
+            zero = jnp.float32(0)
+            return Totals(jnp.sum(losses), zero, zero)
+
+        w = rng.normal(size=6 if kind == "softmax" else 3)
+        if kind == "linear":
+            dense = x.T @ x / 12
+        elif kind == "logistic":
+            s = 1 / (1 + np.exp(-x @ w))
+            dense = x.T @ np.diag(s * (1 - s)) @ x / 12
+        else:
+            p = np.exp(x @ w.reshape(3, 2))
+            p /= p.sum(1, keepdims=True)
+            dense = sum(
+                np.kron(np.outer(a, a), np.diag(q) - np.outer(q, q))
+                for a, q in zip(x, p, strict=True)
+            ) / 12
+        batches = tuple(
+            jnp.asarray(v, jnp.float32).reshape(3, 4, *v.shape[1:]) for v in (x, y)
+        )
+        loss = curvature.data_loss(totals, batches)
+        operator = curvature.flat_hessian(loss, jnp.asarray(w, jnp.float32))
+        rows = np.stack([operator.product(e) for e in jnp.eye(len(w))])
+        np.testing.assert_allclose(rows, dense, rtol=1e-4, atol=1e-5)
+
+
+class TestLanczos:
+    def test_eigenvalues_of_a_network(self, network):
+        loss, params, dense = network
+        found = curvature.lanczos(curvature.flat_hessian(loss, params), 8, key=KEY)
+        expected = np.linalg.eigvalsh(dense)[::-1][:8]
+        np.testing.assert_allclose(found.values, expected, rtol=1e-3, atol=1e-5)
+        assert found.converged[:5].all()
+
+    @pytest.mark.parametrize(
+        "values",
+        [
+            np.linspace(1, 20, 20),
+            np.r_[-50.0, np.linspace(0, 5, 29)],  # largest in magnitude is negative
+            np.r_[5.0, 5.0, 5.0, np.zeros(30)],  # repeated, and rank deficient
+            np.r_[3.0, 2.0, 1.0, np.zeros(40)],
+        ],
+        ids=["spread", "negative", "repeated", "low rank"],
+    )
+    def test_largest_algebraic(self, values):
+        operator = matrix_operator(values)
+        found = curvature.lanczos(operator, 3, key=KEY, depth=len(values))
+        distinct = np.unique(values)[::-1]
+        assert found.values[0] == pytest.approx(distinct[0], rel=1e-4)
+        # Of a repeated eigenvalue one copy is in the Krylov space of one vector.
+        for value in found.values[found.converged]:
+            assert np.abs(distinct - value).min() < 1e-3
+
+    def test_residuals_are_those_of_the_vectors(self):
+        operator = matrix_operator(np.linspace(-3, 10, 40))
+        found = curvature.lanczos(operator, 4, key=KEY, depth=12, tolerance=1e-6)
+        for value, vector, residual in zip(
+            found.values, found.vectors, found.residuals, strict=True
+        ):
+            actual = np.linalg.norm(operator.product(vector) - value * vector)
+            assert residual == pytest.approx(actual, abs=1e-3)
+        assert not found.converged.all()
+
+    def test_start_inside_an_invariant_subspace(self):
+        """The identity: every vector is an eigenvector, and the first step breaks down."""
+        operator = Operator(lambda v: 2.0 * v, 10, jnp.float32, lambda v: v)
+        found = curvature.lanczos(operator, 1, key=KEY)
+        assert found.values[0] == pytest.approx(2.0, rel=1e-6)
+        assert found.products == 1
+        assert np.isfinite(found.residuals).all()
+        zero = Operator(jnp.zeros_like, 10, jnp.float32, lambda v: v)
+        assert curvature.lanczos(zero, 1, key=KEY).values[0] == 0
+
+
+class TestPowerIteration:
+    def test_agrees_with_lanczos_on_a_network(self, network):
+        loss, params, _ = network
+        operator = curvature.flat_hessian(loss, params)
+        power = curvature.power_iteration(operator, 2, key=KEY, iterations=200, tolerance=1e-6)
+        krylov = curvature.lanczos(operator, 2, key=KEY)
+        np.testing.assert_allclose(power.values, krylov.values, rtol=1e-2)
+
+    def test_finds_the_largest_magnitude_with_its_sign(self):
+        operator = matrix_operator(np.r_[-50.0, 20.0, np.linspace(0, 5, 20)])
+        found = curvature.power_iteration(operator, 2, key=KEY, iterations=50)
+        np.testing.assert_allclose(found.values, [20.0, -50.0], rtol=1e-3)
+
+    def test_at_most_twenty_products_each_by_default(self):
+        operator = matrix_operator(np.linspace(9, 10, 30))  # hard: no gap
+        found = curvature.power_iteration(operator, 3, key=KEY, tolerance=0.0)
+        assert found.products == 60
+        assert not found.converged.any()
+
+    def test_zero_matrix(self):
+        zero = Operator(jnp.zeros_like, 5, jnp.float32, lambda v: v)
+        found = curvature.power_iteration(zero, 2, key=KEY)
+        np.testing.assert_array_equal(found.values, 0)
+
+
+class TestDensityAndTrace:
+    def test_two_clusters(self):
+        """70 eigenvalues near 0 and 30 near 10."""
+        rng = np.random.default_rng(0)
+        values = np.r_[rng.normal(0, 0.1, 70), rng.normal(10, 0.1, 30)]
+        found = curvature.density(matrix_operator(values), key=KEY, probes=20, depth=20)
+        np.testing.assert_allclose(found.weights.sum(1), 1, rtol=1e-6)
+        grid = np.linspace(-5, 15, 2001)
+        mean, error = found.on(grid, width=0.2)
+        step = grid[1] - grid[0]
+        assert mean.sum() * step == pytest.approx(1, abs=1e-3)
+        upper = (found.weights * (found.nodes > 5)).sum(1)
+        assert abs(upper.mean() - 0.3) < 3 * upper.std(ddof=1) / np.sqrt(20) + 1e-3
+        assert error.max() > 0
+
+    def test_trace_within_three_standard_errors(self):
+        operator = matrix_operator(np.linspace(-2, 7, 60))
+        exact = 60 * 2.5
+        inside = 0
+        for seed in range(20):
+            estimate, error = curvature.trace(operator, key=jax.random.key(seed), probes=10)
+            inside += abs(estimate - exact) <= 3 * error
+        assert inside >= 18
+
+    def test_trace_of_a_diagonal_matrix_is_exact(self):
+        diagonal = jnp.arange(5.0)
+        operator = Operator(lambda v: diagonal * v, 5, jnp.float32, lambda v: v)
+        assert curvature.trace(operator, key=KEY, probes=3) == (10.0, 0.0)
+
+
+@pytest.mark.parametrize("top", [0, 11])
+def test_more_eigenvalues_than_parameters(top):
+    operator = matrix_operator(np.ones(10))
+    for method in (curvature.lanczos, curvature.power_iteration):
+        with pytest.raises(ff.UsageError, match=f"{top} eigenvalues of a Hessian of 10"):
+            method(operator, top, key=KEY)
