@@ -1,5 +1,6 @@
 """How flat a loss is: Hessian products, spectra and sharpness, of any loss over any data."""
 
+from fedjax_flat.curvature import sharpness
 from fedjax_flat.curvature.data_loss import DataLoss, data_loss, of_examples
 from fedjax_flat.curvature.spectrum import (
     Density,
@@ -14,5 +15,5 @@ from fedjax_flat.curvature.spectrum import (
 
 __all__ = [
     "DataLoss", "Density", "Operator", "Spectrum", "data_loss", "density", "flat_hessian",
-    "lanczos", "of_examples", "power_iteration", "trace",
+    "lanczos", "of_examples", "power_iteration", "sharpness", "trace",
 ]

@@ -26,13 +26,18 @@ class DataLoss(NamedTuple):
     value: Callable[[Params], jax.Array]
     gradient: Callable[[Params], Params]
     product: Callable[[Params, Params], Params]  # Hessian at the first times the second
+    along: Callable[[Params, tuple[Params, ...], jax.Array], Totals]  # see `data_loss`
     examples: int
 
 
 def data_loss(
     totals: Callable[[Params, Any], Totals], batches: Any, *, weight_decay: float = 0.0
 ) -> DataLoss:
-    """Of `totals(params, batch)`, sums over a batch, and batches stacked along the first axis."""
+    """Of `totals(params, batch)`, sums over a batch, and batches stacked along the first axis.
+
+    `along(params, directions, points)` has the totals at params + sum_i points[:, i] directions[i],
+    one after the other in one dispatch.
+    """
 
     def over(f, batches):
         """The sum of f(batch) over all batches."""
@@ -62,15 +67,27 @@ def data_loss(
         one = lambda b: jax.jvp(jax.grad(loss_of(b)), (params,), (vector,))[1]
         return mean(over(one, batches), vector)
 
+    def along(params, directions, points, batches):
+        def at(point):
+            moved = params
+            for i, direction in enumerate(directions):
+                moved = jax.tree.map(
+                    lambda w, d, i=i: w + point[i].astype(w.dtype) * d, moved, direction
+                )
+            return all_totals(moved, batches)
+
+        return jax.lax.map(at, points)
+
     def loss_of(batch):
         return lambda params: totals(params, batch).loss
 
-    compiled = {f.__name__: jax.jit(f) for f in (all_totals, value, gradient, product)}
+    compiled = {f.__name__: jax.jit(f) for f in (all_totals, value, gradient, product, along)}
     return DataLoss(
         totals=lambda p: compiled["all_totals"](p, batches),
         value=lambda p: compiled["value"](p, batches),
         gradient=lambda p: compiled["gradient"](p, batches),
         product=lambda p, v: compiled["product"](p, v, batches),
+        along=lambda p, d, points: compiled["along"](p, d, points, batches),
         examples=examples,
     )
 
