@@ -87,6 +87,30 @@ def _parser() -> argparse.ArgumentParser:
     compare.add_argument("--figure", metavar="FILE", help="draw their curves")
     compare.set_defaults(call=_compare)
 
+    curvature = commands.add_parser("curvature", help="Hessian eigenvalues of a trained model")
+    curvature.add_argument("run", metavar="RUN")
+    curvature.add_argument("--top", type=int, default=5, help="how many eigenvalues (default 5)")
+    curvature.add_argument("--method", default="lanczos", help="lanczos (default) | power")
+    curvature.add_argument("--trace", type=int, default=0, metavar="PROBES", help="trace as well")
+    curvature.add_argument("--density", type=int, default=0, metavar="PROBES", help="density too")
+    curvature.set_defaults(call=_curvature)
+
+    landscape = commands.add_parser("landscape", help="surfaces, planes and lines of the loss")
+    landscape.add_argument("runs", nargs="+", metavar="RUN")
+    kind = landscape.add_mutually_exclusive_group(required=True)
+    kind.add_argument("--surface", action="store_true", help="around each model, same directions")
+    kind.add_argument("--plane", action="store_true", help="through three models; more: projected")
+    kind.add_argument("--line", action="store_true", help="between two models, with the barrier")
+    landscape.add_argument("--points", type=int, default=21, help="per axis (default 21)")
+    landscape.add_argument("--radius", type=float, default=1.0, help="of a surface (default 1)")
+    landscape.set_defaults(call=_landscape)
+    for parser_ in (curvature, landscape):
+        parser_.add_argument("--split", default="train", help="train (default) or another split")
+        parser_.add_argument("--examples", type=int, default=0, help="the first N (default: all)")
+        parser_.add_argument("--model", default="global", help="global (default), swa or wima")
+        parser_.add_argument("--data", help="folder of the CIFAR files")
+        parser_.add_argument("--seed", type=int, default=0)
+
     algorithms = commands.add_parser(
         "algorithms", help="list every method: its paper, what it sends, keeps and computes"
     )
@@ -149,6 +173,40 @@ def _compare(args, rest: list[str]) -> int:
 
     _refuse_unknown(rest)
     print(compare(args.runs, args.figure))
+    return 0
+
+
+def _curvature(args, rest: list[str]) -> int:
+    from fedjax_flat.report import analysis
+
+    _refuse_unknown(rest)
+    found = analysis.spectrum(
+        args.run, top=args.top, split=args.split, examples=args.examples, model=args.model,
+        method=args.method, trace_probes=args.trace, density_probes=args.density,
+        data_dir=args.data, seed=args.seed,
+    )
+    for name, value in found.items():
+        print(f"{name:<22} {value:.6g}" if isinstance(value, float) else f"{name:<22} {value}")
+    return 0
+
+
+def _landscape(args, rest: list[str]) -> int:
+    from fedjax_flat.report import analysis
+
+    _refuse_unknown(rest)
+    common = {
+        "points": args.points, "split": args.split, "examples": args.examples,
+        "model": args.model, "data_dir": args.data,
+    }
+    if args.surface:
+        made = analysis.surfaces(args.runs, radius=args.radius, seed=args.seed, **common)
+    elif args.plane:
+        made = analysis.plane(args.runs, **common)
+    else:
+        barrier, made = analysis.line(args.runs, **common)
+        print(f"barrier: {barrier:.6g}")
+    for path in made:
+        print(f"figure: {path}")
     return 0
 
 

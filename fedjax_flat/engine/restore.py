@@ -1,0 +1,53 @@
+"""A trained run, read back from its folder."""
+
+import os
+from typing import Any, NamedTuple
+
+import jax
+
+from fedjax_flat import errors, experiment
+from fedjax_flat.engine.checkpoint import Checkpoints
+from fedjax_flat.engine.round import TrainState
+from fedjax_flat.engine.run_folder import RunFolder
+
+
+class TrainedRun(NamedTuple):
+    """The experiment of a run folder, its newest state and its models by name."""
+
+    folder: RunFolder
+    experiment: experiment.Experiment
+    state: TrainState
+    models: dict[str, Any]
+
+    def model(self, name: str = "global") -> Any:
+        """One model, `global` or an averaged one."""
+        return errors.lookup(f"model of {self.folder.path}", name, self.models)
+
+    def client_state(self, client: int) -> Any:
+        """What the method keeps for one client."""
+        rows = self.state.clients
+        if not jax.tree.leaves(rows):
+            raise errors.UsageError(
+                f"{self.folder.path} was trained with {self.experiment.config.algorithm.name}, "
+                "which keeps no state for its clients. fedjax-flat algorithms lists who does."
+            )
+        count = self.experiment.data.num_clients
+        if not 0 <= client < count:
+            raise errors.UsageError(f"client {client} of {count}: expected 0 to {count - 1}.")
+        return jax.tree.map(lambda x: x[client], rows)
+
+
+def load_run(run: str | os.PathLike, data_dir: str | os.PathLike | None = None) -> TrainedRun:
+    """Builds the experiment of a run folder and restores its newest checkpoint."""
+    folder = RunFolder(run)
+    built = experiment.build(folder.config(), data_dir)
+    restored = None
+    if folder.checkpoints.is_dir():
+        checkpoints = Checkpoints(folder.checkpoints)
+        restored = checkpoints.restore(built.init())
+        checkpoints.close()
+    if restored is None:
+        raise errors.UsageError(
+            f"{run} has no checkpoint yet: train it first, fedjax-flat train --run {run}."
+        )
+    return TrainedRun(folder, built, restored[1], built.models(restored[1]))

@@ -1,0 +1,128 @@
+"""Figures of spectra and landscapes."""
+
+import os
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from fedjax_flat.curvature import Density
+from fedjax_flat.landscape import Grid, Line
+
+
+def spectrum(arrays: Mapping[str, np.ndarray], summary: Mapping[str, Any], path) -> pathlib.Path:
+    """Eigenvalues as stems, hollow where not converged; the density beside them if there is one."""
+    dense = "nodes" in arrays
+    figure, axes = _figure(1, 2 if dense else 1, (9 if dense else 5, 3.4))
+    values, done = arrays["eigenvalues"], arrays["converged"]
+    ranks = np.arange(1, len(values) + 1)
+    axes[0].vlines(ranks, 0, values, color="C0", linewidth=1)
+    axes[0].plot(ranks[done], values[done], "o", color="C0", markersize=4)
+    if not done.all():
+        axes[0].plot(ranks[~done], values[~done], "o", color="C0", markersize=4, fillstyle="none",
+                     label="not converged")
+        axes[0].legend(frameon=False)
+    axes[0].set(xlabel="rank", ylabel="eigenvalue")
+    axes[0].xaxis.get_major_locator().set_params(integer=True)
+    if dense:
+        density = Density(arrays["nodes"], arrays["weights"])
+        low, high = density.nodes.min(), density.nodes.max()
+        width = 0.01 * (high - low)
+        grid = np.linspace(low - 5 * width, high + 5 * width, 800)
+        mean, error = density.on(grid, width)
+        axes[1].semilogy(grid, np.maximum(mean, 1e-8), color="C0")
+        axes[1].fill_between(grid, np.maximum(mean - 2 * error, 1e-8),
+                             np.maximum(mean + 2 * error, 1e-8), alpha=0.25, linewidth=0)
+        axes[1].set(xlabel="eigenvalue", ylabel="density", ylim=(1e-6, None))
+    figure.suptitle(
+        f"{pathlib.Path(summary['run']).name}, {summary['model']} model, {summary['examples']} "
+        f"{summary['split']} examples", fontsize=10,
+    )
+    return _save(figure, path)
+
+
+def surface(grids: Mapping[str, Grid], path) -> pathlib.Path:
+    """Surfaces of the loss side by side, on one scale, cut off at a common height."""
+    figure, axes = _figure(1, len(grids), (4.2 * len(grids), 3.8), projection="3d")
+    lowest = min(np.nanmin(g.loss) for g in grids.values())
+    highest = max(np.nanpercentile(g.loss, 90) for g in grids.values())
+    for ax, (label, grid) in zip(axes, grids.items(), strict=True):
+        x, y = np.meshgrid(grid.x, grid.y, indexing="ij")
+        ax.plot_surface(
+            x, y, np.minimum(grid.loss, highest), cmap="viridis", vmin=lowest, vmax=highest,
+            linewidth=0.1, edgecolor="k", rstride=1, cstride=1,
+        )
+        ax.set(title=label, xlabel="x", ylabel="y", zlim=(lowest, highest))
+    return _save(figure, path)
+
+
+def interactive(grid: Grid, path) -> pathlib.Path:
+    """A surface to turn with the mouse; one file that needs no network."""
+    import plotly.graph_objects as go
+
+    figure = go.Figure(
+        go.Surface(x=grid.x, y=grid.y, z=grid.loss.T, colorscale="Viridis",
+                   customdata=100 * grid.error.T,
+                   hovertemplate="x %{x:.2f}, y %{y:.2f}<br>loss %{z:.4f}"
+                                 "<br>error %{customdata:.2f} %<extra></extra>")
+    )
+    figure.update_layout(scene={"zaxis_title": "loss"}, margin={"l": 0, "r": 0, "t": 0, "b": 0})
+    path = pathlib.Path(path)
+    partial = path.with_name(f".partial-{path.name}")
+    figure.write_html(partial, include_plotlyjs=True)
+    os.replace(partial, path)
+    return path
+
+
+def plane(grid: Grid, models: Mapping[str, np.ndarray], path) -> pathlib.Path:
+    """Loss and error on a plane, with the models marked."""
+    figure, axes = _figure(1, 2, (10, 4.2))
+    for ax, values, title in zip(
+        axes, (grid.loss, 100 * grid.error), ("loss", "error (%)"), strict=True
+    ):
+        low, high = np.nanmin(values), np.nanpercentile(values, 95)
+        levels = np.linspace(low, max(high, low + 1e-6), 25)
+        drawn = ax.contourf(grid.x, grid.y, values.T, levels=levels, cmap="viridis", extend="max")
+        figure.colorbar(drawn, ax=ax, label=title)
+        for name, (x, y) in models.items():
+            ax.plot(x, y, "o", color="white", markeredgecolor="black")
+            ax.annotate(name, (x, y), xytext=(5, 5), textcoords="offset points", color="white")
+        ax.set(xlabel="x", ylabel="y", aspect="equal")
+    return _save(figure, path)
+
+
+def line(found: Line, names: Sequence[str], path) -> pathlib.Path:
+    """Loss and error between two models."""
+    figure, (left,) = _figure(1, 1, (5.5, 3.4))
+    left.plot(found.x, found.loss, color="C0")
+    left.set(xlabel=f"0: {names[0]}      1: {names[1]}", ylabel="loss")
+    left.yaxis.label.set_color("C0")
+    right = left.twinx()
+    right.plot(found.x, 100 * found.error, "--", color="C1")
+    right.set_ylabel("error (%)", color="C1")
+    left.set_title(f"barrier {found.barrier:.4f}", fontsize=10)
+    return _save(figure, path)
+
+
+def _figure(rows: int, columns: int, size: tuple[float, float], projection: str | None = None):
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=size, layout="constrained")
+    FigureCanvasAgg(figure)
+    keywords = {"projection": projection} if projection else {}
+    axes = figure.subplots(rows, columns, squeeze=False, subplot_kw=keywords).ravel()
+    if not projection:
+        for ax in axes:
+            ax.spines[["top", "right"]].set_visible(False)
+    return figure, axes
+
+
+def _save(figure, path) -> pathlib.Path:
+    path = pathlib.Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".partial-{path.name}")
+    figure.savefig(partial, dpi=150)
+    os.replace(partial, path)
+    return path

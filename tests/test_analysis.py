@@ -1,0 +1,120 @@
+"""Curvature and landscapes of run folders, from the command line."""
+
+import json
+import pathlib
+import re
+
+import jax
+import numpy as np
+import pytest
+from conftest import assert_same_bits, small_config
+
+import fedjax_flat as ff
+from fedjax_flat import cli
+from fedjax_flat.report import analysis
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Three short runs that differ in their seed; the first keeps state for clients, and SWA."""
+    folder = tmp_path_factory.mktemp("runs")
+    made = []
+    for seed, name in enumerate(("scaffold", "fedavg", "fedavg")):
+        config = small_config(seed=seed, rounds=2, algorithm__name=name)
+        if seed == 0:
+            config.server.average, config.server.swa.cycle = "swa", 1
+        ff.train(config, folder / f"run{seed}", progress=False)
+        made.append(str(folder / f"run{seed}"))
+    return made
+
+
+def test_curvature(runs, capsys):
+    assert cli.main(["curvature", runs[0], "--top", "5", "--examples", "100", "--trace", "3",
+                     "--density", "1"]) == 0
+    shown = capsys.readouterr().out
+    base = next(iter((pathlib.Path(runs[0]) / "curvature").glob("*.json")))
+    summary = json.loads(base.read_text())
+    assert (summary["split"], summary["examples"], summary["model"]) == ("train", 100, "global")
+    assert summary["lambda_1"] >= summary["lambda_5"]
+    assert f"{summary['lambda_1']:.6g}" in shown
+    with np.load(base.with_suffix(".npz")) as arrays:
+        assert len(arrays["eigenvalues"]) == 5
+        assert arrays["weights"].sum() == pytest.approx(1, abs=1e-5)
+    assert base.with_suffix(".png").stat().st_size > 1000
+    power = analysis.spectrum(runs[0], top=1, examples=100, method="power", model="swa")
+    assert power["model"] == "swa"
+    assert power["lambda_1"] > 0
+
+
+def test_surface_resumes_and_is_exact_at_its_centre(runs, monkeypatch):
+    options = {"points": 3, "examples": 50}
+    stop_after = iter([None])
+
+    def save_then_stop(*args):
+        save(*args)
+        next(stop_after)  # the second row raises StopIteration, as a killed process would stop
+
+    save = analysis.save
+    monkeypatch.setattr(analysis, "save", save_then_stop)
+    with pytest.raises(StopIteration):
+        analysis.surfaces(runs[:1], **options)
+    folder = pathlib.Path(runs[0]) / "landscape"
+    with np.load(next(folder.glob("surface*.npz"))) as arrays:
+        assert np.isnan(arrays["loss"]).sum() == 3, "two of three rows are there"
+    assert not list(folder.glob("*.png")), "nothing half-drawn"
+    monkeypatch.setattr(analysis, "save", save)
+    figures = analysis.surfaces(runs[:2], **options)
+    assert len(figures) == 5
+    with np.load(next(folder.glob("surface*.npz"))) as arrays:
+        grid = {k: arrays[k] for k in ("x", "y", "loss")}
+    trained = ff.load_run(runs[0])
+    totals = analysis.loss_of(trained, "train", 50).totals(trained.model())
+    assert grid["loss"][1, 1] == float(totals.loss) / 50
+    html = next(folder.glob("*.html")).read_text()
+    assert "plotly" in html.lower()
+    assert 'src="http' not in html
+
+
+def test_plane_and_line(runs, capsys):
+    common = ["--points", "3", "--examples", "50"]
+    assert cli.main(["landscape", "--plane", *runs, *common]) == 0
+    assert cli.main(["landscape", "--line", *runs[:2], *common]) == 0
+    assert "barrier:" in capsys.readouterr().out
+    folder = pathlib.Path(runs[0]) / "landscape"
+    for kind in ("plane", "line"):
+        assert len(list(folder.glob(f"{kind}*.png"))) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["curvature", "RUN0", "--top", "100000"], "100000 eigenvalues of a Hessian of"),
+        (["curvature", "RUN0", "--split", "tset"], "unknown split 'tset'.*'test'"),
+        (["curvature", "RUN0", "--model", "wima"], "unknown model of .*'wima'"),
+        (["curvature", "RUN0", "--method", "lanzcos"], "Did you mean 'lanczos'"),
+        (["curvature", "EMPTY"], "not a run folder"),
+        (["curvature", "UNTRAINED"], "has no checkpoint yet"),
+        (["landscape", "--surface", "RUN0", "--points", "10"], "10 points has no centre"),
+        (["landscape", "--plane", "RUN0", "RUN1"], "goes through three models; 2 given"),
+        (["landscape", "--plane", "RUN0", "RUN1", "RUN0"], "lie on a line"),
+        (["landscape", "--line", "RUN0"], "joins two models; 1 given"),
+    ],
+)
+def test_wrong_inputs(runs, tmp_path, arguments, message, capsys):
+    untrained = tmp_path / "untrained"
+    untrained.mkdir()
+    (untrained / "config.json").write_text(ff.config.to_json(small_config()))
+    names = {"RUN0": runs[0], "RUN1": runs[1], "EMPTY": str(tmp_path), "UNTRAINED": str(untrained)}
+    assert cli.main([names.get(a, a) for a in arguments]) == 2
+    error = capsys.readouterr().err
+    assert re.search(message, error), error
+
+
+def test_client_state_of_a_run(runs):
+    trained = ff.load_run(runs[0])
+    row = trained.client_state(3)
+    assert_same_bits(row, jax.tree.map(lambda x: x[3], trained.state.clients))
+    with pytest.raises(ff.UsageError, match="client 20 of 20"):
+        trained.client_state(20)
+    with pytest.raises(ff.UsageError, match="fedavg, which keeps no state"):
+        ff.load_run(runs[1]).client_state(0)
