@@ -1,12 +1,18 @@
-"""The demo: FedAvg, FedSAM, FedASAM and FedASAM + SWA with one class per client, three seeds."""
+"""The demo: FedAvg, FedSAM, FedASAM and FedASAM + SWA with one class per client, three seeds.
+
+How accurate each becomes, and how flat: Hessian eigenvalues and loss surfaces of the last models.
+"""
 
 import os
 import pathlib
 from collections.abc import Sequence
+from typing import Any, NamedTuple
 
+import jax
 import ml_collections
 import numpy as np
 
+from fedjax_flat import curvature, experiment, landscape
 from fedjax_flat.config import default_config
 from fedjax_flat.engine.loop import train
 from fedjax_flat.report import figures, tables
@@ -19,6 +25,17 @@ METHODS: dict[str, tuple[str, str, float, str]] = {
     "FedASAM": ("fedasam", "asam", 1.0, "none"),
     "FedASAM + SWA": ("fedasam_swa", "asam", 1.0, "swa"),
 }
+WINDOW, TOP, SURFACE_POINTS = 20, 5, 15
+
+
+class Outcome(NamedTuple):
+    """One run: its records, numbers, and for the first seed the surface around its model."""
+
+    records: list[dict[str, Any]]
+    accuracy: float
+    loss: float
+    eigenvalues: np.ndarray
+    surface: landscape.Grid | None
 
 
 def demo(
@@ -29,39 +46,66 @@ def demo(
     progress: bool = True,
 ) -> int:
     """Trains all, prints the table, draws the figure; the signal number if stopped."""
-    curves: dict[str, list[list[dict]]] = {}
-    rows = []
+    outcomes: dict[str, list[Outcome]] = {}
+    built = experiment.build(demo_config("none", 0.0, "none", rounds=rounds, seed=0))
+    loss = curvature.of_examples(built.objective, built.data.examples)  # the same for all
     for label, (folder, sharpness, rho, average) in METHODS.items():
         model = "swa" if average == "swa" else "global"
-        curves[label], found = [], []
+        outcomes[label] = []
         for seed in seeds:
             config = demo_config(sharpness, rho, average, rounds=rounds, seed=seed)
             result = train(config, pathlib.Path(run) / f"{folder}_{seed}", progress=progress)
             if result.stopped_by:
                 print(f"Stopped. Run the same command to go on; what is done is in {run}.")
                 return result.stopped_by
-            window = config.eval.window
-            found.append(
-                [
-                    100 * result.accuracy(window, model=model)[0],
-                    result.accuracy(window, model=model, name="loss")[0],
-                    result.accuracy(window, split="cohort", model="local", name="drift")[0],
-                ]
-            )
-            curves[label].append(
-                [r for r in result.records if r["model"] in (model, "local")]
-            )
-        mean, deviation = np.mean(found, axis=0), np.std(found, axis=0)
-        formats = ("{:.2f} ± {:.2f}", "{:.3f} ± {:.3f}", "{:.2f} ± {:.2f}")
-        rows.append(
-            [label] + [f.format(*v) for f, *v in zip(formats, mean, deviation, strict=True)]
-        )
-    print(f"\nHandwritten digits, one class per client, 2 of 20 clients per round. Means over the "
-          f"last {window}\nof {rounds} rounds; mean ± deviation of {len(seeds)} seed(s)\n")
-    print(tables.table(["method", "test accuracy (%)", "test loss", "drift"], rows))
-    picture = figures.accuracy_curves(curves, pathlib.Path(run) / "figures" / "accuracy.png")
+            outcomes[label].append(measure(loss, result, model, draw=seed == seeds[0]))
+    print("\nHandwritten digits, one class per client, 2 of 20 clients per round.\n"
+          f"Accuracy and loss: means over the last {WINDOW} of {rounds} rounds.\n"
+          "Curvature: of the last model, on all training examples.\n"
+          f"Mean ± deviation of {len(seeds)} seed(s).\n")
+    header = ["method", "test accuracy (%)", "test loss", "lambda_1", "lambda_1/lambda_5"]
+    print(tables.table(header, [row(label, found) for label, found in outcomes.items()]))
+    picture = figures.overview(
+        {label: [o.records for o in found] for label, found in outcomes.items()},
+        {label: np.mean([o.eigenvalues for o in found], axis=0)
+         for label, found in outcomes.items()},
+        {label: o.surface for label, found in outcomes.items() for o in found if o.surface},
+        pathlib.Path(run) / "figures" / "demo.png",
+    )
     print(f"\nfigure: {picture}\nruns:   {run}")
     return 0
+
+
+def measure(loss: curvature.DataLoss, result: Any, model: str, draw: bool) -> Outcome:
+    """Accuracy and loss over the last rounds, curvature of the last model."""
+    params = result.models[model]
+    spectrum = curvature.lanczos(
+        curvature.flat_hessian(loss, params), TOP, key=jax.random.key(0)
+    )
+    surface = None
+    if draw:
+        keys = jax.random.split(jax.random.key(1))
+        first, second = (landscape.filter_normalised(k, params) for k in keys)
+        axis = landscape.symmetric(1.0, SURFACE_POINTS)
+        surface = landscape.grid(loss, params, (first, second), axis, axis)
+    return Outcome(
+        records=[r for r in result.records if r["model"] in (model, "local")],
+        accuracy=100 * result.accuracy(WINDOW, model=model)[0],
+        loss=result.accuracy(WINDOW, model=model, name="loss")[0],
+        eigenvalues=spectrum.values,
+        surface=surface,
+    )
+
+
+def row(label: str, found: list[Outcome]) -> list[str]:
+    """A line of the table."""
+    columns = (
+        ("{:.2f} ± {:.2f}", [o.accuracy for o in found]),
+        ("{:.3f} ± {:.3f}", [o.loss for o in found]),
+        ("{:.2f} ± {:.2f}", [o.eigenvalues[0] for o in found]),
+        ("{:.2f} ± {:.2f}", [o.eigenvalues[0] / o.eigenvalues[4] for o in found]),
+    )
+    return [label, *(f.format(np.mean(v), np.std(v)) for f, v in columns)]
 
 
 def demo_config(
@@ -74,6 +118,6 @@ def demo_config(
     config.cohort.size = 2
     config.client.sharpness, config.client.rho = sharpness, rho
     config.server.average, config.server.swa.cycle = average, 5
-    config.eval.every, config.eval.window = 5, 20
+    config.eval.every, config.eval.window = 5, WINDOW
     config.checkpoint.every = 100
     return config

@@ -196,7 +196,7 @@ def test_demo(tmp_path, capsys):
     out = capsys.readouterr().out
     for method in ("FedAvg", "FedSAM", "FedASAM", r"FedASAM \+ SWA"):
         assert re.search(rf"^{method} +\d\d\.\d\d ± \d\.\d\d", out, re.MULTILINE)
-    assert (tmp_path / "demo" / "figures" / "accuracy.png").exists()
+    assert (tmp_path / "demo" / "figures" / "demo.png").exists()
 
 
 def test_table():

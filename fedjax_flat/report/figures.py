@@ -7,18 +7,53 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from fedjax_flat.engine import metrics
+from fedjax_flat.landscape import Grid
+from fedjax_flat.report import pictures
+
+Runs = Mapping[str, Sequence[list[dict]]]
 
 
-def accuracy_curves(
-    runs: Mapping[str, Sequence[list[dict]]], path: str | os.PathLike, *, split: str = "test"
-) -> pathlib.Path:
+def accuracy_curves(runs: Runs, path: str | os.PathLike, *, split: str = "test") -> pathlib.Path:
     """Accuracy and client drift by round: a colour per label, its runs' mean and deviation."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+    figure, (accuracy, drift) = pictures.new_figure(1, 2, (9, 3.4))
+    draw_accuracy(accuracy, runs, split)
+    for i, (label, seeds) in enumerate(runs.items()):
+        rounds, mean, _ = _mean_curve(seeds, split="cohort", model="local", name="drift")
+        drift.plot(rounds, mean, color=f"C{i}", linewidth=0.5, alpha=0.35)
+        drift.plot(rounds, _smooth(mean), color=f"C{i}", label=label, linewidth=1.5)
+    drift.set(xlabel="round", ylabel=r"client drift $\|w_k - w\|$", ylim=(0, None))
+    drift.grid(alpha=0.25)
+    drift.legend(frameon=False)
+    return pictures.save(figure, path)
 
-    figure = Figure(figsize=(9, 3.4), layout="constrained")
-    FigureCanvasAgg(figure)
-    accuracy, drift = figure.subplots(1, 2)
+
+def overview(
+    runs: Runs,
+    eigenvalues: Mapping[str, np.ndarray],
+    surfaces: Mapping[str, Grid],
+    path: str | os.PathLike,
+) -> pathlib.Path:
+    """Accuracy, top eigenvalues and loss surfaces of several methods in one figure."""
+    figure = pictures.empty_figure((3.1 * len(surfaces), 6.4))
+    top, bottom = figure.subfigures(2, 1, height_ratios=(1, 1.1))
+    accuracy, spectrum = top.subplots(1, 2)
+    draw_accuracy(accuracy, runs, "test")
+    width = 0.8 / len(eigenvalues)
+    for i, (label, values) in enumerate(eigenvalues.items()):
+        ranks = np.arange(1, len(values) + 1) + (i - (len(eigenvalues) - 1) / 2) * width
+        spectrum.bar(ranks, values, width, color=f"C{i}", label=label)
+    spectrum.set(xlabel="rank", ylabel="Hessian eigenvalue")
+    spectrum.legend(frameon=False)
+    for axes in (accuracy, spectrum):
+        axes.spines[["top", "right"]].set_visible(False)
+    pictures.draw_surfaces(
+        bottom.subplots(1, len(surfaces), subplot_kw={"projection": "3d"}), surfaces
+    )
+    return pictures.save(figure, path)
+
+
+def draw_accuracy(axes, runs: Runs, split: str) -> None:
+    """Curves of every model on a split."""
     lowest = 100.0
     for i, (label, seeds) in enumerate(runs.items()):
         models = dict.fromkeys(r["model"] for r in seeds[0] if r["split"] == split)
@@ -26,26 +61,14 @@ def accuracy_curves(
             rounds, mean, deviation = _mean_curve(seeds, split=split, model=model)
             name = f"{label} ({model})" if len(models) > 1 and model != "global" else label
             mean, deviation = 100 * mean, 100 * deviation
-            accuracy.plot(rounds, mean, style, color=f"C{i}", label=name, linewidth=1.5)
-            accuracy.fill_between(
+            axes.plot(rounds, mean, style, color=f"C{i}", label=name, linewidth=1.5)
+            axes.fill_between(
                 rounds, mean - deviation, mean + deviation, color=f"C{i}", alpha=0.15, linewidth=0
             )
             lowest = min(lowest, *mean[rounds >= rounds.max() / 4])  # the first rounds hide all
-        rounds, mean, _ = _mean_curve(seeds, split="cohort", model="local", name="drift")
-        drift.plot(rounds, mean, color=f"C{i}", linewidth=0.5, alpha=0.35)
-        drift.plot(rounds, _smooth(mean), color=f"C{i}", label=label, linewidth=1.5)
-    accuracy.set(xlabel="round", ylabel=f"{split} accuracy (%)", ylim=(0.95 * lowest, None))
-    drift.set(xlabel="round", ylabel=r"client drift $\|w_k - w\|$", ylim=(0, None))
-    for axes in (accuracy, drift):
-        axes.grid(alpha=0.25)
-        axes.legend(frameon=False)
-        axes.spines[["top", "right"]].set_visible(False)
-    path = pathlib.Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".partial-{path.name}")
-    figure.savefig(partial, dpi=150)
-    os.replace(partial, path)
-    return path
+    axes.set(xlabel="round", ylabel=f"{split} accuracy (%)", ylim=(0.95 * lowest, None))
+    axes.grid(alpha=0.25)
+    axes.legend(frameon=False)
 
 
 def _mean_curve(seeds: Sequence[list[dict]], **selection):

@@ -14,7 +14,7 @@ from fedjax_flat.landscape import Grid, Line
 def spectrum(arrays: Mapping[str, np.ndarray], summary: Mapping[str, Any], path) -> pathlib.Path:
     """Eigenvalues as stems, hollow where not converged; the density beside them if there is one."""
     dense = "nodes" in arrays
-    figure, axes = _figure(1, 2 if dense else 1, (9 if dense else 5, 3.4))
+    figure, axes = new_figure(1, 2 if dense else 1, (9 if dense else 5, 3.4))
     values, done = arrays["eigenvalues"], arrays["converged"]
     ranks = np.arange(1, len(values) + 1)
     axes[0].vlines(ranks, 0, values, color="C0", linewidth=1)
@@ -39,22 +39,28 @@ def spectrum(arrays: Mapping[str, np.ndarray], summary: Mapping[str, Any], path)
         f"{pathlib.Path(summary['run']).name}, {summary['model']} model, {summary['examples']} "
         f"{summary['split']} examples", fontsize=10,
     )
-    return _save(figure, path)
+    return save(figure, path)
 
 
 def surface(grids: Mapping[str, Grid], path) -> pathlib.Path:
     """Surfaces of the loss side by side, on one scale, cut off at a common height."""
-    figure, axes = _figure(1, len(grids), (4.2 * len(grids), 3.8), projection="3d")
+    figure, axes = new_figure(1, len(grids), (4.2 * len(grids), 3.8), projection="3d")
+    draw_surfaces(axes, grids)
+    return save(figure, path)
+
+
+def draw_surfaces(axes, grids: Mapping[str, Grid]) -> None:
+    """One surface per axes."""
     lowest = min(np.nanmin(g.loss) for g in grids.values())
     highest = max(np.nanpercentile(g.loss, 90) for g in grids.values())
-    for ax, (label, grid) in zip(axes, grids.items(), strict=True):
+    for ax, (label, grid) in zip(np.ravel(axes), grids.items(), strict=True):
         x, y = np.meshgrid(grid.x, grid.y, indexing="ij")
         ax.plot_surface(
             x, y, np.minimum(grid.loss, highest), cmap="viridis", vmin=lowest, vmax=highest,
             linewidth=0.1, edgecolor="k", rstride=1, cstride=1,
         )
-        ax.set(title=label, xlabel="x", ylabel="y", zlim=(lowest, highest))
-    return _save(figure, path)
+        ax.set(xlabel="x", ylabel="y", zlim=(lowest, highest))
+        ax.set_title(label, fontsize=10)
 
 
 def interactive(grid: Grid, path) -> pathlib.Path:
@@ -77,7 +83,7 @@ def interactive(grid: Grid, path) -> pathlib.Path:
 
 def plane(grid: Grid, models: Mapping[str, np.ndarray], path) -> pathlib.Path:
     """Loss and error on a plane, with the models marked."""
-    figure, axes = _figure(1, 2, (10, 4.2))
+    figure, axes = new_figure(1, 2, (10, 4.2))
     for ax, values, title in zip(
         axes, (grid.loss, 100 * grid.error), ("loss", "error (%)"), strict=True
     ):
@@ -89,12 +95,12 @@ def plane(grid: Grid, models: Mapping[str, np.ndarray], path) -> pathlib.Path:
             ax.plot(x, y, "o", color="white", markeredgecolor="black")
             ax.annotate(name, (x, y), xytext=(5, 5), textcoords="offset points", color="white")
         ax.set(xlabel="x", ylabel="y", aspect="equal")
-    return _save(figure, path)
+    return save(figure, path)
 
 
 def line(found: Line, names: Sequence[str], path) -> pathlib.Path:
     """Loss and error between two models."""
-    figure, (left,) = _figure(1, 1, (5.5, 3.4))
+    figure, (left,) = new_figure(1, 1, (5.5, 3.4))
     left.plot(found.x, found.loss, color="C0")
     left.set(xlabel=f"0: {names[0]}      1: {names[1]}", ylabel="loss")
     left.yaxis.label.set_color("C0")
@@ -102,15 +108,12 @@ def line(found: Line, names: Sequence[str], path) -> pathlib.Path:
     right.plot(found.x, 100 * found.error, "--", color="C1")
     right.set_ylabel("error (%)", color="C1")
     left.set_title(f"barrier {found.barrier:.4f}", fontsize=10)
-    return _save(figure, path)
+    return save(figure, path)
 
 
-def _figure(rows: int, columns: int, size: tuple[float, float], projection: str | None = None):
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=size, layout="constrained")
-    FigureCanvasAgg(figure)
+def new_figure(rows: int, columns: int, size: tuple[float, float], projection: str | None = None):
+    """(figure, axes in a row); no window is opened."""
+    figure = empty_figure(size)
     keywords = {"projection": projection} if projection else {}
     axes = figure.subplots(rows, columns, squeeze=False, subplot_kw=keywords).ravel()
     if not projection:
@@ -119,7 +122,18 @@ def _figure(rows: int, columns: int, size: tuple[float, float], projection: str 
     return figure, axes
 
 
-def _save(figure, path) -> pathlib.Path:
+def empty_figure(size: tuple[float, float]):
+    """A figure without axes."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=size, layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def save(figure, path) -> pathlib.Path:
+    """Writes the picture, whole or not at all."""
     path = pathlib.Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".partial-{path.name}")
