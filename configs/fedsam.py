@@ -44,8 +44,8 @@ Reported is the mean over the last 100 rounds. Accuracy in the papers (%), 5 / 1
     FedASAM + SWA             42.01 42.64 41.62     49.17 48.72 48.27     53.86 54.79 54.10
 
 Time, estimated: on two CPU cores 10 clients take 4 s per round with FedAvg and 8 s with FedSAM and
-FedASAM (measured), so 10,000 rounds take 11 and 22 hours. On one GPU, not measured: a round is
-0.24 (FedSAM: 0.48) TFLOP per client, about an hour for 10,000 rounds of 10 clients at 7 TFLOP/s.
+FedASAM (measured), so 10,000 rounds take 11 and 22 hours. On one GPU, not measured: a client's
+round is 0.04 TFLOP (FedSAM: 0.08), counted from the layers, so speed there depends on latency.
 """
 
 from fedjax_flat import UsageError, arguments, default_config
