@@ -115,12 +115,14 @@ def resnet() -> None:
     import jax
     import optax
     import torch
-    from resnet18 import ResNet18, torch_resnet18
+    from resnet18 import torch_resnet18
+
+    from fedjax_flat.models import ResNet18
 
     torch.set_num_threads(2)
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(4, 64, 32, 32, 3)).astype(np.float32), rng.integers(0, 10, (4, 64))
-    network = ResNet18()
+    network = ResNet18(10)
     params = jax.jit(network.init)(jax.random.key(0), x[0])["params"]
 
     def loss(p, x, y):

@@ -1,39 +1,6 @@
-"""ResNet-18 with GroupNorm (2 groups) for 32x32 images, bare, in our layers and in torch."""
-
-import flax.linen as nn
-
-from fedjax_flat.models.layers import Conv, Dense
+"""The package's ResNet-18 with GroupNorm (2 groups) in torch."""
 
 STAGES = ((64, 1), (128, 2), (256, 2), (512, 2))
-
-
-class Block(nn.Module):
-    """Two 3x3 convolutions with GroupNorm and a shortcut."""
-
-    features: int
-    stride: int
-
-    @nn.compact
-    def __call__(self, x):
-        strides, norm = (self.stride, self.stride), lambda: nn.GroupNorm(2)
-        conv = lambda s: Conv(self.features, (3, 3), strides=s, padding="SAME", use_bias=False)
-        y = nn.relu(norm()(conv(strides)(x)))
-        y = norm()(conv((1, 1))(y))
-        if x.shape != y.shape:
-            x = norm()(Conv(self.features, (1, 1), strides=strides, use_bias=False)(x))
-        return nn.relu(x + y)
-
-
-class ResNet18(nn.Module):
-    """3x3 stem, four stages of two blocks, mean over the image, classifier."""
-
-    @nn.compact
-    def __call__(self, x):
-        x = Conv(64, (3, 3), padding="SAME", use_bias=False)(x)
-        x = nn.relu(nn.GroupNorm(2)(x))
-        for features, stride in STAGES:
-            x = Block(features, 1)(Block(features, stride)(x))
-        return Dense(10)(x.mean(axis=(1, 2)))
 
 
 def torch_resnet18():

@@ -73,6 +73,11 @@ def test_wrong_options(options, message):
         fedsam(options)
 
 
+def test_a_table_without_that_alpha():
+    with pytest.raises(ff.UsageError, match="alpha = 0: the tables have 0.05"):
+        fedgloss("model=resnet18")
+
+
 def test_released_splits_are_the_papers(cifar_dir):
     c = fedsam("cifar10,alpha=0.05,cohort=10,released")
     built = ff.build(c, cifar_dir)
@@ -104,7 +109,11 @@ def test_centralised_is_one_client_with_everything():
 
 
 @pytest.mark.parametrize("name", fedgloss_file["METHODS"])
-@pytest.mark.parametrize("data", ["cifar10,alpha=0.05", "cifar100,alpha=0.5"])
+@pytest.mark.parametrize(
+    "data",
+    ["cifar10,alpha=0.05", "cifar100,alpha=0.5", "cifar10,alpha=0.05,model=resnet18",
+     "cifar100,alpha=0.5,model=resnet18"],
+)
 def test_every_row_of_the_fedgloss_tables(name, data):
     for extra in ("", ",no_duals", ",variant=released", ",released"):
         c = fedgloss(f"{data},method={name}{extra}")
@@ -120,7 +129,12 @@ def test_every_row_of_the_fedgloss_tables(name, data):
         ("cifar100", {"client.rho": 0.2, "client.rho_warmup": 15_000,
                       "algorithm.fedgloss.rho": 0.01, "algorithm.fedgloss.beta": 100.0}),
         ("cifar100,method=fedsmoo", {"client.rho": 0.1, "algorithm.fedsmoo.beta": 100.0}),
-        ("method=fedsam", {"client.rho": 0.15, "client.rho_warmup": 0}),
+        ("method=fedsam", {"client.rho": 0.15, "client.rho_warmup": 0, "cohort.size": 5}),
+        ("model=resnet18,alpha=0.05", {"client.rho": 0.01, "client.rho_warmup": 0,
+                                       "client.momentum": 0.7, "client.weight_decay": 1e-5,
+                                       "cohort.size": 10, "rounds": 10_000}),
+        ("cifar100,model=resnet18,alpha=0.5,cohort=3", {"algorithm.fedgloss.beta": 100.0,
+                                                        "cohort.size": 3}),
     ],
 )
 def test_hyper_parameters_of_table_a5(options, expected):

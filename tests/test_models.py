@@ -10,9 +10,15 @@ import fedjax_flat as ff
 from fedjax_flat import models
 
 
-@pytest.mark.parametrize(("classes", "expected"), [(10, 797_962), (100, 815_332)])
-def test_cnn_has_the_papers_number_of_parameters(classes, expected):
-    model = models.build("cnn", num_classes=classes, image_shape=(32, 32, 3))
+@pytest.mark.parametrize(
+    ("name", "classes", "expected"),
+    [
+        ("cnn", 10, 797_962), ("cnn", 100, 815_332),
+        ("resnet18", 10, 11_173_962), ("resnet18", 100, 11_220_132),
+    ],
+)
+def test_models_have_the_papers_number_of_parameters(name, classes, expected):
+    model = models.build(name, num_classes=classes, image_shape=(32, 32, 3))
     assert models.num_parameters(jax.eval_shape(model.init, jax.random.key(0))) == expected
 
 
@@ -53,6 +59,46 @@ def test_cnn_equals_plain_flax():
     with jax.numpy_rank_promotion("allow"):
         expected = Plain().apply({"params": params}, images)
     np.testing.assert_allclose(model.apply(params, images), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_resnet_equals_plain_flax():
+    """The same parameters in nn.Conv, nn.GroupNorm and nn.Dense give the same logits."""
+
+    def normed(i, features, kernel=3, stride=1):
+        pad = kernel // 2
+        conv = nn.Conv(features, (kernel, kernel), stride, pad, use_bias=False, name=f"Conv_{i}")
+        norm = nn.GroupNorm(2, epsilon=1e-5, name=f"GroupNorm_{i}")
+        return lambda x: norm(conv(x))
+
+    class Block(nn.Module):
+        features: int
+        stride: int
+
+        @nn.compact
+        def __call__(self, x):
+            y = nn.relu(normed(0, self.features, stride=self.stride)(x))
+            y = normed(1, self.features)(y)
+            if self.stride == 2:
+                x = normed(2, self.features, 1, 2)(x)
+            return nn.relu(x + y)
+
+    class Plain(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            x = nn.relu(normed(0, 64)(x))
+            for i in range(8):
+                stride = 2 if i in (2, 4, 6) else 1
+                x = Block(64 * 2 ** (i // 2), stride, name=f"Block_{i}")(x)
+            return nn.Dense(10, name="classifier")(x.mean((1, 2)))
+
+    model = models.build("resnet18", num_classes=10, image_shape=(16, 16, 3))
+    params = jax.jit(model.init)(jax.random.key(0))
+    images = jax.random.normal(jax.random.key(1), (2, 16, 16, 3))
+    with jax.numpy_rank_promotion("allow"):
+        expected = jax.jit(Plain().apply)({"params": params}, images)
+    np.testing.assert_allclose(
+        jax.jit(model.apply)(params, images), expected, rtol=1e-4, atol=1e-5
+    )
 
 
 def test_a_key_switches_training_mode_on():

@@ -10,8 +10,9 @@ import jax.numpy as jnp
 from fedjax_flat import errors
 from fedjax_flat.models.cnn import CNN
 from fedjax_flat.models.mlp import MLP
+from fedjax_flat.models.resnet import ResNet18
 
-MODELS = {"cnn": CNN, "mlp": MLP}
+MODELS = {"cnn": CNN, "mlp": MLP, "resnet18": ResNet18}
 
 
 class Model(NamedTuple):
@@ -75,4 +76,4 @@ def num_parameters(params: Any) -> int:
     return sum(x.size for x in jax.tree.leaves(params))
 
 
-__all__ = ["CNN", "MLP", "MODELS", "Model", "build", "from_linen", "num_parameters"]
+__all__ = ["CNN", "MLP", "MODELS", "Model", "ResNet18", "build", "from_linen", "num_parameters"]
