@@ -33,6 +33,9 @@ def main(argv: list[str] | None = None) -> int:
     )
     try:
         return args.call(args, rest)
+    except KeyboardInterrupt:
+        print("\nStopped. The same command goes on where it was.", file=sys.stderr)
+        return 128 + signal.SIGINT
     except BrokenPipeError:  # the reader of our output, `head` perhaps, has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
@@ -93,6 +96,10 @@ def _parser() -> argparse.ArgumentParser:
     curvature.add_argument("--method", default="lanczos", help="lanczos (default) | power")
     curvature.add_argument("--trace", type=int, default=0, metavar="PROBES", help="trace as well")
     curvature.add_argument("--density", type=int, default=0, metavar="PROBES", help="density too")
+    curvature.add_argument("--float64", action="store_true", help="in double precision")
+    curvature.add_argument("--clients", type=int, default=0, metavar="N",
+                           help="instead: lambda_1 of the first N clients' local models, on their "
+                           "own and on all data; -1: all")
     curvature.set_defaults(call=_curvature)
 
     landscape = commands.add_parser("landscape", help="surfaces, planes and lines of the loss")
@@ -108,6 +115,8 @@ def _parser() -> argparse.ArgumentParser:
         parser_.add_argument("--split", default="train", help="train (default) or another split")
         parser_.add_argument("--examples", type=int, default=0, help="the first N (default: all)")
         parser_.add_argument("--model", default="global", help="global (default), swa or wima")
+        parser_.add_argument("--client", type=int, metavar="K", help="the model that client K "
+                             "makes of the global one; its own data are split own")
         parser_.add_argument("--data", help="folder of the CIFAR files")
         parser_.add_argument("--seed", type=int, default=0)
 
@@ -150,13 +159,11 @@ def _train(args, rest: list[str]) -> int:
 
 
 def _print_summary(run: str, config: ml_collections.ConfigDict, result) -> None:
+    from fedjax_flat.engine import metrics
     from fedjax_flat.report import figures, tables
 
     rows = []
-    evaluated = dict.fromkeys(
-        (r["model"], r["split"]) for r in result.records if r["split"] != "cohort"
-    )
-    for model, split in evaluated:
+    for model, split in metrics.evaluated(result.records):
         mean, deviation, count = result.accuracy(config.eval.window, split=split, model=model)
         loss = result.accuracy(config.eval.window, split=split, model=model, name="loss")[0]
         rows.append([model, split, tables.percent(mean, deviation), f"{loss:.4f}", str(count)])
@@ -165,6 +172,9 @@ def _print_summary(run: str, config: ml_collections.ConfigDict, result) -> None:
         name = pathlib.Path(run).name
         path = pathlib.Path(run) / "figures" / "accuracy.png"
         print(f"figure: {figures.accuracy_curves({name: [result.records]}, path)}")
+    if any("lambda_1" in r for r in result.records):
+        path = pathlib.Path(run) / "figures" / "curvature.png"
+        print(f"figure: {figures.curvature_curves(result.records, path)}")
     print(f"run:    {run}")
 
 
@@ -177,13 +187,24 @@ def _compare(args, rest: list[str]) -> int:
 
 
 def _curvature(args, rest: list[str]) -> int:
-    from fedjax_flat.report import analysis
+    from fedjax_flat.report import analysis, tables
 
     _refuse_unknown(rest)
+    if args.clients:
+        rows = analysis.local_curvature(
+            args.run, args.clients, examples=args.examples, data_dir=args.data
+        )
+        show = lambda value: "" if value is None else f"{value:.4g}"
+        print(tables.table(
+            ["client", "examples", "lambda_1, own data", "lambda_1, all data"],
+            [[r["client"], str(r["examples"]), show(r["own"]), show(r["all"])] for r in rows],
+        ))
+        return 0
     found = analysis.spectrum(
         args.run, top=args.top, split=args.split, examples=args.examples, model=args.model,
-        method=args.method, trace_probes=args.trace, density_probes=args.density,
-        data_dir=args.data, seed=args.seed,
+        client=args.client, method=args.method,
+        precision="float64" if args.float64 else "float32", trace_probes=args.trace,
+        density_probes=args.density, data_dir=args.data, seed=args.seed,
     )
     for name, value in found.items():
         print(f"{name:<22} {value:.6g}" if isinstance(value, float) else f"{name:<22} {value}")
@@ -199,7 +220,9 @@ def _landscape(args, rest: list[str]) -> int:
         "model": args.model, "data_dir": args.data,
     }
     if args.surface:
-        made = analysis.surfaces(args.runs, radius=args.radius, seed=args.seed, **common)
+        made = analysis.surfaces(
+            args.runs, radius=args.radius, seed=args.seed, client=args.client, **common
+        )
     elif args.plane:
         made = analysis.plane(args.runs, **common)
     else:

@@ -13,7 +13,7 @@ from fedjax_flat import errors
 
 # May differ between two runs of one run folder: they change how long and how closely we look at
 # training, never a bit of it.
-FREE = ("rounds", "rounds_per_dispatch", "eval", "checkpoint", "tensorboard", "debug")
+FREE = ("rounds", "rounds_per_dispatch", "eval", "curvature", "checkpoint", "tensorboard", "debug")
 
 
 # Read by the methods of these names: the papers' values for the CNN on CIFAR-10, where they say.
@@ -120,6 +120,13 @@ def default_config() -> ml_collections.ConfigDict:
     c.eval.splits = ("test",)
     c.eval.batch_size = 500
 
+    c.curvature = ml_collections.ConfigDict()  # of the Hessian on the train split, as metrics
+    c.curvature.every = 0  # rounds; 0 is never
+    c.curvature.examples = 0  # the first so many; 0 is all
+    c.curvature.depth = 20  # products with the Hessian for lambda_1
+    c.curvature.trace_probes = 0  # products for the trace
+    c.curvature.clients = 0  # local models of the first so many clients too; -1 is all
+
     c.checkpoint = ml_collections.ConfigDict()
     c.checkpoint.every = 50
     c.checkpoint.keep = 2
@@ -139,6 +146,8 @@ _AT_LEAST: dict[str, float] = {
     "server.wima.window": 1,
     "cohort.size": 1, "cohort.chunk": 1, "cohort.devices": 0,
     "eval.every": 1, "eval.window": 1, "eval.batch_size": 1,
+    "curvature.every": 0, "curvature.examples": 0, "curvature.depth": 2,
+    "curvature.trace_probes": 0, "curvature.clients": -1,
     "checkpoint.every": 1, "checkpoint.keep": 1,
 }
 _BELOW_ONE = (

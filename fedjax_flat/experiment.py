@@ -11,12 +11,19 @@ import ml_collections
 
 from fedjax_flat import config as config_lib
 from fedjax_flat import data as data_lib
-from fedjax_flat import errors, method, models, rng
+from fedjax_flat import errors, memory, method, models, rng
 from fedjax_flat.algorithms import Algorithm
 from fedjax_flat.data import Dataset, Examples, FederatedData, Partition
 from fedjax_flat.engine import client_state, cohort, sampling
 from fedjax_flat.engine.evaluate import evaluator
-from fedjax_flat.engine.round import Averages, RoundStep, TrainState, init_state, round_step
+from fedjax_flat.engine.round import (
+    Averages,
+    RoundStep,
+    TrainState,
+    init_state,
+    local_models,
+    round_step,
+)
 from fedjax_flat.engine.round import models as models_of
 from fedjax_flat.objective import Objective, Totals, classification
 
@@ -39,6 +46,7 @@ class Experiment:
     over: cohort.CohortMap
     step: RoundStep
     evaluate: Callable[..., Totals]
+    local_models: Callable[..., Any]  # see engine.round.local_models
 
     def init(self) -> TrainState:
         """The state before the first round; only the seed decides it."""
@@ -103,6 +111,7 @@ def build(
         over=over,
         step=round_step(algorithm, sample, over, averages),
         evaluate=jax.jit(evaluator(objective, config.eval.batch_size, batches)),
+        local_models=jax.jit(local_models(algorithm, over)),
     )
 
 
@@ -111,10 +120,10 @@ def place_client_state(config, model: models.Model, algorithm: Algorithm, client
     init = lambda key: algorithm.init(model.init(key), clients)[1]
     row = jax.eval_shape(init, jax.random.key(0))
     where = client_state.choose(
-        config.cohort.client_state, row, clients, client_state.free_memory()
+        config.cohort.client_state, row, clients, memory.free()
     )
     if jax.tree.leaves(row):
-        size = client_state.gigabytes(clients * client_state.row_bytes(row))
+        size = memory.gigabytes(clients * client_state.row_bytes(row))
         logger.info("client state: %s for %d clients, in %s memory", size, clients, where)
     return where
 

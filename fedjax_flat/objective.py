@@ -72,7 +72,7 @@ def classification(
         logits = model.apply(params, batch.images, key)
         losses = loss(logits, batch.labels)
         labels = batch.labels if batch.labels.ndim == 1 else jnp.argmax(batch.labels, axis=-1)
-        correct = jnp.argmax(logits, axis=-1) == labels
+        correct = jnp.argmax(logits, axis=-1).astype(labels.dtype) == labels
         # where, not a product: a padded row must not leak a NaN.
         return Totals(
             loss=jnp.sum(jnp.where(batch.mask, losses, 0.0)),

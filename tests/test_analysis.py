@@ -46,6 +46,54 @@ def test_curvature(runs, capsys):
     assert power["lambda_1"] > 0
 
 
+def test_stopped_eigenvalues_go_on(runs, monkeypatch, capsys):
+    whole = analysis.spectrum(runs[1], top=3, examples=64)
+    append, calls = analysis.Journal.append, []
+
+    def append_then_stop(self, *step):
+        append(self, *step)
+        calls.append(step)
+        if len(calls) == 7:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(analysis.Journal, "append", append_then_stop)
+    command = ["curvature", runs[1], "--top", "3", "--examples", "64"]
+    assert cli.main(command) == 130
+    assert "same command goes on" in capsys.readouterr().err
+    folder = pathlib.Path(runs[1]) / "curvature"
+    assert len(list(folder.glob(".partial*"))) == 2
+    monkeypatch.setattr(analysis.Journal, "append", lambda self, *step: calls.append(step))
+    assert analysis.spectrum(runs[1], top=3, examples=64) == whole
+    assert len(calls) == whole["products"], "the first seven were not made again"
+    assert not list(folder.glob(".partial*"))
+
+
+def test_double_precision_agrees(runs):
+    found = [analysis.spectrum(runs[1], top=2, examples=64, precision=p)["lambda_1"]
+             for p in ("float32", "float64")]
+    assert found[0] == pytest.approx(found[1], rel=1e-3)
+    assert found[0] != found[1]
+
+
+def test_local_models_on_their_own_and_on_all_data(runs, capsys):
+    assert cli.main(["curvature", runs[0], "--clients", "2", "--examples", "64"]) == 0
+    shown = capsys.readouterr().out
+    (path,) = (pathlib.Path(runs[0]) / "curvature").glob("clients*.json")
+    rows = json.loads(path.read_text())
+    assert [r["client"] for r in rows] == ["0", "1", "global"]
+    for row in rows[:2]:
+        assert f"{row['own']:.4g}" in shown
+        assert row["own"] != row["all"]
+    one = analysis.spectrum(runs[0], client=1, split="own", top=1)
+    assert one["lambda_1"] == pytest.approx(rows[1]["own"], rel=0.02)
+    command = ["landscape", "--surface", runs[0], "--client", "1", "--points", "3",
+               "--examples", "64"]
+    assert cli.main(command) == 0
+    names = {p.name.split("_")[2] for p in (pathlib.Path(runs[0]) / "landscape").glob(
+        "surface_client1_*.npz")}
+    assert names == {f"own{rows[1]['examples']}", "train64"}
+
+
 def test_surface_resumes_and_is_exact_at_its_centre(runs, monkeypatch):
     options = {"points": 3, "examples": 50}
     stop_after = iter([None])
@@ -59,13 +107,13 @@ def test_surface_resumes_and_is_exact_at_its_centre(runs, monkeypatch):
     with pytest.raises(StopIteration):
         analysis.surfaces(runs[:1], **options)
     folder = pathlib.Path(runs[0]) / "landscape"
-    with np.load(next(folder.glob("surface*.npz"))) as arrays:
+    with np.load(next(folder.glob("surface_global*.npz"))) as arrays:
         assert np.isnan(arrays["loss"]).sum() == 3, "two of three rows are there"
-    assert not list(folder.glob("*.png")), "nothing half-drawn"
+    assert not list(folder.glob("surface_global*.png")), "nothing half-drawn"
     monkeypatch.setattr(analysis, "save", save)
     figures = analysis.surfaces(runs[:2], **options)
     assert len(figures) == 5
-    with np.load(next(folder.glob("surface*.npz"))) as arrays:
+    with np.load(next(folder.glob("surface_global*.npz"))) as arrays:
         grid = {k: arrays[k] for k in ("x", "y", "loss")}
     trained = ff.load_run(runs[0])
     totals = analysis.loss_of(trained, "train", 50).totals(trained.model())
@@ -92,6 +140,8 @@ def test_plane_and_line(runs, capsys):
         (["curvature", "RUN0", "--split", "tset"], "unknown split 'tset'.*'test'"),
         (["curvature", "RUN0", "--model", "wima"], "unknown model of .*'wima'"),
         (["curvature", "RUN0", "--method", "lanzcos"], "Did you mean 'lanczos'"),
+        (["curvature", "RUN0", "--split", "own"], "say which, --client K"),
+        (["curvature", "RUN0", "--client", "20"], "client 20: expected 0 to 19"),
         (["curvature", "EMPTY"], "not a run folder"),
         (["curvature", "UNTRAINED"], "has no checkpoint yet"),
         (["landscape", "--surface", "RUN0", "--points", "10"], "10 points has no centre"),

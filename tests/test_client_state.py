@@ -7,9 +7,9 @@ import pytest
 from conftest import assert_same_bits, small_config
 
 import fedjax_flat as ff
-from fedjax_flat import experiment
+from fedjax_flat import experiment, memory
 from fedjax_flat.engine import client_state
-from fedjax_flat.engine.client_state import Memory
+from fedjax_flat.memory import Memory
 
 ROW = {"dual": jax.ShapeDtypeStruct((797_962,), jnp.float32)}  # the CNN
 GB = 10**9
@@ -34,7 +34,7 @@ def test_host_memory_gives_the_same_bits():
 
 
 @pytest.mark.parametrize(
-    ("option", "clients", "memory", "expected"),
+    ("option", "clients", "free", "expected"),
     [
         ("auto", 100, Memory(16 * GB, 64 * GB), "device"),
         ("auto", 10_000, Memory(16 * GB, 128 * GB), "host"),
@@ -42,28 +42,28 @@ def test_host_memory_gives_the_same_bits():
         ("host", 100, Memory(16 * GB, 64 * GB), "host"),
     ],
 )
-def test_choice(option, clients, memory, expected):
-    assert client_state.choose(option, ROW, clients, memory) == expected
+def test_choice(option, clients, free, expected):
+    assert client_state.choose(option, ROW, clients, free) == expected
 
 
 @pytest.mark.parametrize(
-    ("option", "memory", "message"),
+    ("option", "free", "message"),
     [
-        ("auto", Memory(16 * GB, 24 * GB), "31.9 GB .3.2 MB each.; 24.0 GB of host memory"),
-        ("auto", Memory(None, 24 * GB), "31.9 GB .3.2 MB each.; 24.0 GB of device memory"),
+        ("auto", Memory(16 * GB, 24 * GB), "3.2 MB each. needs 31.9 GB; 24.0 GB of host memory"),
+        ("auto", Memory(None, 24 * GB), "3.2 MB each. needs 31.9 GB; 24.0 GB of device memory"),
         ("device", Memory(16 * GB, 128 * GB), "16.0 GB of device memory"),
         ("hots", Memory(None, GB), "Did you mean 'host'"),
     ],
 )
-def test_refusal(option, memory, message):
+def test_refusal(option, free, message):
     with pytest.raises(ff.UsageError, match=message):
-        client_state.choose(option, ROW, 10_000, memory)
+        client_state.choose(option, ROW, 10_000, free)
 
 
 def test_free_memory_is_plausible():
-    memory = client_state.free_memory()
-    assert memory.host > 10**8
-    assert memory.device is None or memory.device > 10**8
+    found = memory.free()
+    assert found.host > 10**8
+    assert found.device is None or found.device > 10**8
 
 
 def test_training_with_state_on_the_host(tmp_path):

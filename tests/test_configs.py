@@ -74,7 +74,7 @@ def test_wrong_options(options, message):
 
 
 def test_a_table_without_that_alpha():
-    with pytest.raises(ff.UsageError, match="alpha = 0: the tables have 0.05"):
+    with pytest.raises(ff.UsageError, match=r"alpha = 0: the tables have 0\.05"):
         fedgloss("model=resnet18")
 
 

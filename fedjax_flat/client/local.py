@@ -26,6 +26,7 @@ class LocalInfo(NamedTuple):
     totals: Totals  # over every example visited, at the parameters before each step
     drift: jax.Array  # mean over local epochs of ||w - anchor||, equation (3.8)
     steps: jax.Array
+    model: Any  # where training ended, for those who look; () if there was none
 
 
 class LocalResult(NamedTuple):
@@ -115,7 +116,7 @@ def local_training(
         start = (params, chain.init(params), Totals.zero()), jnp.zeros((), jnp.float32)
         (params, states, totals), distance = jax.lax.fori_loop(0, num_epochs, epoch, start)
         distance = distance / jnp.maximum(num_epochs, 1).astype(jnp.float32)
-        info = LocalInfo(totals, distance, jnp.asarray(total, jnp.int32))
+        info = LocalInfo(totals, distance, jnp.asarray(total, jnp.int32), params)
         return LocalResult(params, info, states[0])
 
     def gradient(params, data: ClientData):
@@ -135,7 +136,7 @@ def local_training(
 
 def no_training() -> LocalInfo:
     """Of a client that only measured."""
-    return LocalInfo(Totals.zero(), jnp.zeros((), jnp.float32), jnp.zeros((), jnp.int32))
+    return LocalInfo(Totals.zero(), jnp.zeros((), jnp.float32), jnp.zeros((), jnp.int32), ())
 
 
 def tree_distance(a: Any, b: Any) -> jax.Array:

@@ -1,9 +1,10 @@
 """How flat a loss is: Hessian products, spectra and sharpness, of any loss over any data."""
 
 from fedjax_flat.curvature import sharpness
-from fedjax_flat.curvature.data_loss import DataLoss, data_loss, of_examples
+from fedjax_flat.curvature.data_loss import DataLoss, data_loss, of_client, of_examples
 from fedjax_flat.curvature.spectrum import (
     Density,
+    Found,
     Operator,
     Spectrum,
     density,
@@ -14,6 +15,6 @@ from fedjax_flat.curvature.spectrum import (
 )
 
 __all__ = [
-    "DataLoss", "Density", "Operator", "Spectrum", "data_loss", "density", "flat_hessian",
-    "lanczos", "of_examples", "power_iteration", "sharpness", "trace",
+    "DataLoss", "Density", "Found", "Operator", "Spectrum", "data_loss", "density", "flat_hessian",
+    "lanczos", "of_client", "of_examples", "power_iteration", "sharpness", "trace",
 ]

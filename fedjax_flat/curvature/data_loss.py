@@ -3,20 +3,23 @@
     f(w) = 1/n sum_i l_i(w) + decay / 2 ||w||^2
 
 Sums over masked batches, divided once by n, so that uneven batches equal one big batch. A product
-with the Hessian is `jax.jvp` of `jax.grad`, batch by batch in one compiled loop; the data is an
-argument of the compiled functions and stays on the device.
+with the Hessian is `jax.jvp` of `jax.grad`, batch by batch in one compiled loop. Data, n and decay
+are arguments of the compiled functions: the data stays on the device, and losses of one network on
+several data sets of one shape, such as every client's own, share their executables.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from fedjax_flat.data import Batch, Examples
+from fedjax_flat.data import Batch, Examples, FederatedData
 from fedjax_flat.objective import Objective, Totals
 
 Params = Any
+BATCH_SIZE = 500
 
 
 class DataLoss(NamedTuple):
@@ -38,56 +41,15 @@ def data_loss(
     `along(params, directions, points)` has the totals at params + sum_i points[:, i] directions[i],
     one after the other in one dispatch.
     """
-
-    def over(f, batches):
-        """The sum of f(batch) over all batches."""
-        first = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), batches)
-        zero = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(f, first))
-        add = lambda total, batch: (jax.tree.map(jnp.add, total, f(batch)), None)
-        return jax.lax.scan(add, zero, batches)[0]
-
     mask = getattr(batches, "mask", None)
     examples = int(mask.sum()) if mask is not None else _length(batches)
-
-    def all_totals(params, batches):
-        return over(lambda b: totals(params, b), batches)
-
-    def mean(sums, tree):
-        """sums / n + decay tree."""
-        return jax.tree.map(lambda x, w: x / examples + weight_decay * w, sums, tree)
-
-    def value(params, batches):
-        squares = sum(jnp.sum(jnp.square(w)) for w in jax.tree.leaves(params))
-        return all_totals(params, batches).loss / examples + 0.5 * weight_decay * squares
-
-    def gradient(params, batches):
-        return mean(over(lambda b: jax.grad(loss_of(b))(params), batches), params)
-
-    def product(params, vector, batches):
-        one = lambda b: jax.jvp(jax.grad(loss_of(b)), (params,), (vector,))[1]
-        return mean(over(one, batches), vector)
-
-    def along(params, directions, points, batches):
-        def at(point):
-            moved = params
-            for i, direction in enumerate(directions):
-                moved = jax.tree.map(
-                    lambda w, d, i=i: w + point[i].astype(w.dtype) * d, moved, direction
-                )
-            return all_totals(moved, batches)
-
-        return jax.lax.map(at, points)
-
-    def loss_of(batch):
-        return lambda params: totals(params, batch).loss
-
-    compiled = {f.__name__: jax.jit(f) for f in (all_totals, value, gradient, product, along)}
+    run, data = _compiled(totals), (batches, float(examples), float(weight_decay))
     return DataLoss(
-        totals=lambda p: compiled["all_totals"](p, batches),
-        value=lambda p: compiled["value"](p, batches),
-        gradient=lambda p: compiled["gradient"](p, batches),
-        product=lambda p, v: compiled["product"](p, v, batches),
-        along=lambda p, d, points: compiled["along"](p, d, points, batches),
+        totals=lambda p: run["totals"](p, data),
+        value=lambda p: run["value"](p, data),
+        gradient=lambda p: run["gradient"](p, data),
+        product=lambda p, v: run["product"](p, v, data),
+        along=lambda p, d, points: run["along"](p, d, points, data),
         examples=examples,
     )
 
@@ -96,24 +58,111 @@ def of_examples(
     objective: Objective,
     examples: Examples,
     *,
-    batch_size: int = 500,
+    batch_size: int = BATCH_SIZE,
     limit: int | None = None,
     weight_decay: float = 0.0,
+    precision: str = "float32",
 ) -> DataLoss:
-    """The loss of an experiment on its first `limit` examples, in evaluation mode."""
-    stacked = stacked_batches(examples, batch_size, limit)
-    totals = lambda params, batch: objective.totals(params, objective.normalise(batch))
-    return data_loss(totals, stacked, weight_decay=weight_decay)
+    """The loss of an experiment on its first `limit` examples, in evaluation mode.
 
-
-def stacked_batches(examples: Examples, batch_size: int, limit: int | None = None) -> Batch:
-    """Masked batches, stacked; the last one is padded with its own last example."""
+    With precision `float64`, parameters must be float64 too, and everything happens inside
+    `with jax.enable_x64(True):`.
+    """
     count = min(limit or len(examples.labels), len(examples.labels))
     size = min(batch_size, count)
     index = jnp.arange(-(-count // size) * size).reshape(-1, size)
-    here = jnp.minimum(index, count - 1)
+    return _of_batches(
+        objective, _gather(examples, jnp.minimum(index, count - 1), index < count), weight_decay,
+        precision,
+    )
+
+
+def of_client(
+    objective: Objective,
+    data: FederatedData,
+    client: int,
+    *,
+    batch_size: int = BATCH_SIZE,
+    weight_decay: float = 0.0,
+) -> DataLoss:
+    """The loss of an experiment on one client's examples; the same shapes for every client."""
+    size = min(batch_size, data.max_size)
+    position = jnp.arange(-(-data.max_size // size) * size).reshape(-1, size)
+    mask = position < data.sizes[client]
+    index = data.indices[data.offsets[client] + jnp.where(mask, position, 0)]
+    return _of_batches(
+        objective, _gather(data.examples, index, mask), weight_decay, "float32"
+    )
+
+
+def _of_batches(objective, batches: Batch, weight_decay: float, precision: str) -> DataLoss:
+    return data_loss(_in_evaluation(objective, precision), batches, weight_decay=weight_decay)
+
+
+def _gather(examples: Examples, index: jax.Array, mask: jax.Array) -> Batch:
     images, labels = jnp.asarray(examples.images), jnp.asarray(examples.labels)
-    return Batch(images[here], labels[here], index < count)
+    return Batch(images[index], labels[index], mask)
+
+
+@functools.lru_cache(maxsize=8)
+def _in_evaluation(objective: Objective, precision: str) -> Callable[[Params, Batch], Totals]:
+    """Totals of stored examples; the same function for the same objective, to compile once."""
+
+    def totals(params, batch):
+        batch = objective.normalise(batch)
+        return objective.totals(params, batch._replace(images=batch.images.astype(precision)))
+
+    return totals
+
+
+@functools.lru_cache(maxsize=8)
+def _compiled(totals: Callable[[Params, Any], Totals]) -> dict[str, Callable]:
+    def over(f, batches):
+        """The sum of f(batch) over all batches."""
+        first = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), batches)
+        zero = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(f, first))
+        add = lambda total, batch: (jax.tree.map(jnp.add, total, f(batch)), None)
+        return jax.lax.scan(add, zero, batches)[0]
+
+    def loss_of(batch):
+        return lambda params: totals(params, batch).loss
+
+    def mean(sums, tree, examples, weight_decay):
+        """sums / n + decay tree."""
+        return jax.tree.map(lambda x, w: x / examples + weight_decay * w, sums, tree)
+
+    def all_totals(params, data):
+        return over(lambda b: totals(params, b), data[0])
+
+    def value(params, data):
+        _, examples, weight_decay = data
+        squares = sum(jnp.sum(jnp.square(w)) for w in jax.tree.leaves(params))
+        return all_totals(params, data).loss / examples + 0.5 * weight_decay * squares
+
+    def gradient(params, data):
+        batches, *constants = data
+        return mean(over(lambda b: jax.grad(loss_of(b))(params), batches), params, *constants)
+
+    def product(params, vector, data):
+        batches, *constants = data
+        one = lambda b: jax.jvp(jax.grad(loss_of(b)), (params,), (vector,))[1]
+        return mean(over(one, batches), vector, *constants)
+
+    def along(params, directions, points, data):
+        def at(point):
+            moved = params
+            for i, direction in enumerate(directions):
+                moved = jax.tree.map(
+                    lambda w, d, i=i: w + point[i].astype(w.dtype) * d, moved, direction
+                )
+            return all_totals(moved, data)
+
+        return jax.lax.map(at, points)
+
+    return {
+        "totals": jax.jit(all_totals), "value": jax.jit(value), "gradient": jax.jit(gradient),
+        "product": jax.jit(product), "along": jax.jit(along),
+    }
 
 
 def _length(batches: Any) -> int:

@@ -5,9 +5,14 @@ with its residual. `power_iteration`: the papers' method, one eigenvalue after t
 deflation; the largest in magnitude. `density`: stochastic Lanczos quadrature. `trace`: Hutchinson.
 
 An operator is `product(vector) -> vector` on flat vectors; `flat_hessian` makes one of a DataLoss.
-Loops are in Python, one product per turn, so that they can show progress and be stopped.
+Loops are in Python, one product per turn, so that they can show progress and be stopped: the
+`Found` that is handed to `after_step` starts them again where they were, bit for bit.
+
+The basis of Lanczos is depth x parameters. It is kept on the device if it fits, else on the host.
 """
 
+import functools
+import logging
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
@@ -16,9 +21,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
-from fedjax_flat import errors
+from fedjax_flat import errors, memory
 from fedjax_flat.curvature.data_loss import DataLoss
 
+logger = logging.getLogger("fedjax_flat")
 Product = Callable[[jax.Array], jax.Array]
 Progress = Callable[[Iterable[int]], Iterable[int]]
 
@@ -39,7 +45,22 @@ class Spectrum(NamedTuple):
     vectors: jax.Array  # one per row
     residuals: np.ndarray
     converged: np.ndarray
-    products: int
+    products: int  # power iteration that went on: since then
+
+
+class Found(NamedTuple):
+    """What a solver has after some of its steps, one row each: a unit vector and two numbers.
+
+    Lanczos: the next vector of the basis, diagonal and off-diagonal. Power iteration: an
+    eigenvector, its eigenvalue, its residual (negative if not converged).
+    """
+
+    vectors: np.ndarray
+    first: np.ndarray
+    second: np.ndarray
+
+
+AfterStep = Callable[[np.ndarray, float, float], None]  # one row of Found
 
 
 class Density(NamedTuple):
@@ -70,16 +91,23 @@ def lanczos(
     key: jax.Array,
     depth: int | None = None,
     tolerance: float = 1e-3,
+    basis_in: str = "auto",
+    start: Found | None = None,
+    after_step: AfterStep | None = None,
     progress: Progress = lambda steps: steps,
 ) -> Spectrum:
     """The `top` largest eigenvalues; stops early once all have residual <= tolerance |lambda|."""
     _check_top(top, operator.size)
     depth = min(operator.size, depth or max(4 * top, top + 20))
-    basis, alphas, betas = _krylov(operator, key, depth, progress, _Stop(top, tolerance))
+    basis, alphas, betas = _krylov(
+        operator, key, depth, basis_in=basis_in, progress=progress, stop=_Stop(top, tolerance),
+        start=start, after_step=after_step,
+    )
     theta, s = np.linalg.eigh(_tridiagonal(alphas, betas[:-1]))
     order = np.argsort(theta)[::-1][:top]
     residuals = np.abs(betas[-1] * s[-1, order])
-    vectors = jnp.asarray(s[:, order].T, operator.dtype) @ basis[: len(alphas)]
+    rotation = s[:, order].T.astype(operator.dtype)
+    vectors = jnp.asarray(rotation @ basis[: len(alphas)])
     values = theta[order]
     return Spectrum(
         values, vectors, residuals, residuals <= tolerance * np.abs(values), len(alphas)
@@ -93,6 +121,8 @@ def power_iteration(
     key: jax.Array,
     iterations: int = 20,
     tolerance: float = 1e-4,
+    start: Found | None = None,
+    after_step: AfterStep | None = None,
     progress: Progress = lambda steps: steps,
 ) -> Spectrum:
     """The `top` eigenvalues of largest magnitude, each by at most `iterations` products.
@@ -101,26 +131,18 @@ def power_iteration(
     relative change was below `tolerance`, as in the papers; its residual tells how far it is.
     """
     _check_top(top, operator.size)
-
-    @jax.jit
-    def turn(product, vector, values, vectors):
-        """One step with the deflated matrix: (estimate, next vector, residual)."""
-        found = vectors @ vector
-        moved = product - vectors.T @ (values * found)
-        estimate = jnp.vdot(vector, moved)
-        residual = jnp.linalg.norm(moved - estimate * vector)
-        length = jnp.linalg.norm(moved)
-        return estimate, jnp.where(length > 0, moved / _safe(length), vector), residual
-
     values = jnp.zeros(top, operator.dtype)
     vectors = jnp.zeros((top, operator.size), operator.dtype)
     residuals, converged, products = np.zeros(top), np.zeros(top, bool), 0
-    for k in progress(range(top)):
+    for k, (vector, value, residual) in enumerate(zip(*start, strict=True) if start else ()):
+        values, vectors = values.at[k].set(value), vectors.at[k].set(vector)
+        residuals[k], converged[k] = abs(residual), not np.signbit(residual)
+    for k in progress(range(len(start.first) if start else 0, top)):
         vector = _random_unit(jax.random.fold_in(key, k), operator)
         vector = _unit(vector - vectors.T @ (vectors @ vector))
         last = None
         for _ in range(iterations):
-            estimate, following, residual = turn(
+            estimate, following, residual = _power_step(
                 operator.product(vector), vector, values, vectors
             )
             products += 1
@@ -131,6 +153,9 @@ def power_iteration(
                 break
         values, vectors = values.at[k].set(last), vectors.at[k].set(here)
         residuals[k], converged[k] = float(residual), done
+        if after_step:
+            signed = residuals[k] if done else -residuals[k]
+            after_step(np.asarray(here), float(estimate), signed)
     order = np.argsort(np.asarray(values))[::-1]
     return Spectrum(
         np.asarray(values)[order], vectors[order], residuals[order], converged[order], products
@@ -191,35 +216,88 @@ class _Stop(NamedTuple):
         )
 
 
-def _krylov(operator, key, depth, progress=lambda steps: steps, stop=None):
+def _krylov(
+    operator, key, depth, *, basis_in="auto", progress=lambda steps: steps, stop=None, start=None,
+    after_step=None,
+):
     """(orthonormal rows, diagonal, off-diagonal with the last residual norm)."""
-
-    @jax.jit
-    def turn(product, basis, j):
-        vector = basis[j]
-        alpha = jnp.vdot(vector, product)
-        rest = product
-        for _ in range(2):  # twice is enough
-            rest = rest - basis.T @ (basis @ rest)
-        return alpha, jnp.linalg.norm(rest), rest
-
-    put = jax.jit(lambda basis, rest, beta, j: basis.at[j].set(rest / beta), donate_argnums=0)
-    basis = jnp.zeros((depth, operator.size), operator.dtype)
-    basis = basis.at[0].set(_random_unit(key, operator))
-    alphas: list[float] = []
-    betas: list[float] = []
-    for j in progress(range(depth)):
-        alpha, beta, rest = turn(operator.product(basis[j]), basis, j)
+    size = depth * operator.size * np.dtype(operator.dtype).itemsize
+    where = memory.place(
+        "basis_in", basis_in, size, memory.free(),
+        what=f"a Lanczos basis of {depth} vectors of {operator.size} parameters",
+        advice="Ask for fewer eigenvalues, a smaller depth, or the method without a basis, power.",
+    )
+    if where != "device":
+        logger.info("Lanczos basis: %s, in host memory", memory.gigabytes(size))
+    turn, put, zeros = (
+        (_step_on_device, _store_on_device, jnp.zeros) if where == "device"
+        else (_step_on_host, _store_on_host, np.zeros)
+    )
+    basis = zeros((depth, operator.size), operator.dtype)
+    basis = put(basis, _random_unit(key, operator), 1.0, 0)
+    alphas, betas = ([], []) if start is None else (list(start.first), list(start.second))
+    for j in range(len(alphas)):
+        basis = put(basis, start.vectors[j], 1.0, j + 1) if j + 1 < depth else basis
+    for j in progress(range(len(alphas), depth)):
+        if alphas and _is_over(operator, alphas, betas, stop):
+            break
+        alpha, beta, rest = turn(operator.product(jnp.asarray(basis[j])), basis, j)
         alphas.append(float(alpha))
         betas.append(float(beta))
-        scale = max(map(abs, (*alphas, *betas)))
-        broken_down = betas[-1] <= 10 * float(jnp.finfo(operator.dtype).eps) * scale
-        if broken_down:  # an invariant subspace: every Ritz value is exact
-            betas[-1] = 0.0
-        if broken_down or j + 1 == depth or (stop and stop.reached(alphas, betas)):
-            break
-        basis = put(basis, rest, beta, j + 1)
+        if j + 1 < depth and betas[-1] > 0:
+            basis = put(basis, rest, beta, j + 1)
+        if after_step:
+            after_step(np.asarray(basis[min(j + 1, depth - 1)]), alphas[-1], betas[-1])
+    if _broken_down(operator, alphas, betas):  # an invariant subspace: every Ritz value is exact
+        betas[-1] = 0.0
     return basis, alphas, betas
+
+
+def _is_over(operator, alphas, betas, stop) -> bool:
+    return _broken_down(operator, alphas, betas) or bool(stop and stop.reached(alphas, betas))
+
+
+def _broken_down(operator, alphas, betas) -> bool:
+    scale = max(map(abs, (*alphas, *betas)))
+    return betas[-1] <= 10 * float(jnp.finfo(operator.dtype).eps) * scale
+
+
+@jax.jit
+def _step_on_device(product, basis, j):
+    """(alpha, beta, what is left of the product beside the basis)."""
+    alpha = jnp.vdot(basis[j], product)
+    rest = product
+    for _ in range(2):  # twice is enough
+        rest = rest - basis.T @ (basis @ rest)
+    return alpha, jnp.linalg.norm(rest), rest
+
+
+@functools.partial(jax.jit, donate_argnums=0)
+def _store_on_device(basis, rest, beta, j):
+    return basis.at[j].set(rest / beta)
+
+
+def _step_on_host(product, basis, j):
+    rest, rows = np.array(product), basis[: j + 1]
+    alpha = np.vdot(rows[j], rest)
+    for _ in range(2):
+        rest -= (rows @ rest) @ rows
+    return alpha, np.linalg.norm(rest), rest
+
+
+def _store_on_host(basis, rest, beta, j):
+    basis[j] = np.asarray(rest) / beta
+    return basis
+
+
+@jax.jit
+def _power_step(product, vector, values, vectors):
+    """One step with the deflated matrix: (estimate, next vector, residual)."""
+    moved = product - vectors.T @ (values * (vectors @ vector))
+    estimate = jnp.vdot(vector, moved)
+    residual = jnp.linalg.norm(moved - estimate * vector)
+    length = jnp.linalg.norm(moved)
+    return estimate, jnp.where(length > 0, moved / _safe(length), vector), residual
 
 
 def _tridiagonal(alphas, betas) -> np.ndarray:

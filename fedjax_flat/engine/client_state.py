@@ -4,56 +4,26 @@ One stacked tree, on the device or in host memory. A round moves only the cohort
 before the exchange, scattered after it, in place.
 """
 
-import pathlib
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_flat import errors
+from fedjax_flat.memory import Memory, place
 
 HOST, DEVICE = jax.memory.Space.Host, jax.memory.Space.Device
-LARGEST_SHARE = 0.5  # of free memory that client state may take
-
-
-class Memory(NamedTuple):
-    """Free bytes; `device` is None where the device has no memory of its own."""
-
-    device: int | None
-    host: int
-
-
-def free_memory() -> Memory:
-    """What this machine has left."""
-    stats = jax.local_devices()[0].memory_stats() or {}
-    limit = stats.get("bytes_limit")
-    device = limit - stats.get("bytes_in_use", 0) if limit else None
-    fields = dict(
-        line.split(":") for line in pathlib.Path("/proc/meminfo").read_text().splitlines()
-    ) if pathlib.Path("/proc/meminfo").exists() else {}
-    host = int(fields["MemAvailable"].split()[0]) * 1024 if fields else 2**63
-    return Memory(device, host)
 
 
 def choose(option: str, row: Any, num_clients: int, memory: Memory) -> str:
     """`device` or `host` for the state of all clients, or an error that says what is missing."""
-    errors.lookup("cohort.client_state", option, dict.fromkeys(("auto", "device", "host")))
-    needed = num_clients * row_bytes(row)
-    fits = lambda free: free is None or needed <= LARGEST_SHARE * free
-    if option == "auto":
-        option = "device" if memory.device is not None and fits(memory.device) else "host"
-        if memory.device is None:
-            option = "device"  # which is the host
-    free = memory.device if option == "device" and memory.device is not None else memory.host
-    if not fits(free):
-        raise errors.UsageError(
-            f"the state of {num_clients} clients needs {gigabytes(needed)} "
-            f"({row_bytes(row) / 1e6:.1f} MB each); {gigabytes(free)} of {option} memory are free, "
-            f"of which {LARGEST_SHARE:.0%} may be used. Use fewer clients, a smaller model, or a "
-            "method without client state (fedjax-flat algorithms)."
-        )
-    return option
+    each = row_bytes(row)
+    return place(
+        "cohort.client_state", option, num_clients * each, memory,
+        what=f"the state of {num_clients} clients ({each / 1e6:.1f} MB each)",
+        advice="Use fewer clients, a smaller model, or a method without client state "
+        "(fedjax-flat algorithms).",
+    )
 
 
 def stacked(row: Any, num_clients: int, where: str = "device") -> Any:
@@ -103,11 +73,6 @@ def scatter(clients: Any, cohort: Any, rows: Any) -> Any:
 def row_bytes(row: Any) -> int:
     """Bytes of one client's state."""
     return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(row))
-
-
-def gigabytes(count: int) -> str:
-    """'31.9 GB'."""
-    return f"{count / 1e9:.1f} GB"
 
 
 def _on_host(x: jax.Array) -> bool:

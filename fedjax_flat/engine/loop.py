@@ -13,7 +13,7 @@ import numpy as np
 import tqdm
 
 from fedjax_flat import debug, errors, experiment
-from fedjax_flat.engine import distributed, metrics
+from fedjax_flat.engine import distributed, flatness, metrics
 from fedjax_flat.engine.checkpoint import Checkpoints, with_keys, without_keys
 from fedjax_flat.engine.interrupt import stop_request
 from fedjax_flat.engine.round import RoundInfo, TrainState, floats_per_client, many_rounds
@@ -139,6 +139,7 @@ class _Loop:
         done, batch, signal = start, 1, 0
         if done == 0:
             self.evaluate(state, done)
+            self.measure_curvature(state, done)
         while done < config.rounds:
             n = min(batch, self.next_event(done) - done)
             plan = np.array([n, stop.signal or 0], np.int32)
@@ -159,6 +160,7 @@ class _Loop:
             self.bar.set_postfix(loss=f"{infos.loss[-1]:.3f}", refresh=False)
             if self.is_evaluated(done):
                 self.evaluate(state, done)
+            self.measure_curvature(state, done)
             if done % config.checkpoint.every == 0 or done == config.rounds:
                 self.files.save(done, state)
             batch = max(1, min(config.rounds_per_dispatch, int(DISPATCH_SECONDS * n / seconds)))
@@ -166,12 +168,13 @@ class _Loop:
         return state, signal or None
 
     def next_event(self, done: int) -> int:
-        """The next round that is evaluated or saved."""
+        """The next round that is evaluated, measured or saved."""
         config = self.config
-        after = lambda every: (done // every + 1) * every
+        after = lambda every: (done // every + 1) * every if every else config.rounds
         last_rounds = max(done + 1, config.rounds - config.eval.window + 1)
         return min(
-            after(config.eval.every), after(config.checkpoint.every), last_rounds, config.rounds
+            after(config.eval.every), after(config.curvature.every),
+            after(config.checkpoint.every), last_rounds, config.rounds,
         )
 
     def is_evaluated(self, done: int) -> bool:
@@ -189,6 +192,12 @@ class _Loop:
                         "loss": float(loss), "accuracy": float(accuracy),
                     }
                 )
+
+    def measure_curvature(self, state: TrainState, done: int) -> None:
+        every = self.config.curvature.every
+        if every and done % every == 0:
+            for found in flatness.records(self.built, state, done):
+                self.files.write(found)
 
     def record(self, infos: RoundInfo, done: int, seconds: float, floats) -> None:
         down, up = floats

@@ -1,7 +1,9 @@
 """metrics.jsonl: one JSON object per record, and what is read back from it.
 
-Two kinds of record share their names. `split: cohort, model: local` is what clients saw while
-training; `split: test, model: global` (or another split, another model) is an evaluation.
+Three kinds of record share their names. `split: cohort, model: local` is what clients saw while
+training; `split: test, model: global` (or another split, another model) is an evaluation, with loss
+and accuracy, or a measurement of curvature, with lambda_1. There `model: client 3` is the one with
+which client 3 ends the next round, and `split: own` its own data.
 """
 
 import json
@@ -70,9 +72,24 @@ class Writer:
 
 def curve(records, *, split: str = "test", model: str = "global", name: str = "accuracy"):
     """(rounds, values) of one quantity."""
-    points = [(r["round"], r[name]) for r in records if (r["split"], r["model"]) == (split, model)]
+    points = [
+        (r["round"], r[name])
+        for r in records
+        if (r["split"], r["model"]) == (split, model) and name in r
+    ]
     rounds, values = zip(*points, strict=True) if points else ((), ())
     return np.array(rounds), np.array(values)
+
+
+def evaluated(records) -> list[tuple[str, str]]:
+    """The (model, split) of which there are accuracies, in the order of their first."""
+    return list(
+        dict.fromkeys(
+            (r["model"], r["split"])
+            for r in records
+            if r["split"] != "cohort" and "accuracy" in r
+        )
+    )
 
 
 def window_mean(records, window: int, **selection) -> tuple[float, float, int]:

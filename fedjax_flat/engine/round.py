@@ -9,7 +9,7 @@ import numpy as np
 import optax
 
 from fedjax_flat import debug, rng
-from fedjax_flat.algorithms.base import Algorithm, Uploads
+from fedjax_flat.algorithms.base import Algorithm, Exchange, Uploads
 from fedjax_flat.data.federated import FederatedData
 from fedjax_flat.engine import client_state, sampling
 from fedjax_flat.engine.cohort import CohortMap
@@ -66,6 +66,46 @@ def init_state(
     return TrainState(jax.device_put(np.int32(0)), key, server, clients, started, zero)
 
 
+def _exchange(
+    cohort_map: CohortMap, part: Exchange, state: TrainState, server, rows, cohort, data, *,
+    keep_models: bool = False,
+):
+    """One message down and the uploads back: (server, rows, uploads, info, metrics, models)."""
+
+    def work(shared, member):
+        message, data, round, key = shared
+        (k, mask), row = member
+        client_key = rng.fold(key, "client", round, k)
+        result = part.local(message, row, data.client(k, mask), round, client_key)
+        present = result.weight > 0
+        count = present.astype(jnp.float32)
+        if_present = lambda x: jnp.where(present, x, jnp.zeros_like(x))
+        summed = (
+            aggregate.weighted(result.delta, result.weight),
+            result.weight,
+            jax.tree.map(if_present, (result.delta, result.total)),
+            (result.info.totals, count, count * result.info.drift),
+        )
+        # A client without examples keeps its state.
+        row = jax.tree.map(lambda new, old: jnp.where(present, new, old), result.state, row)
+        kept = (result.delta, result.weight) if part.keeps_deltas else ()
+        return summed, (row, kept, result.info.model if keep_models else ())
+
+    message = part.broadcast(server, state.round)
+    summed, (rows, kept, models) = cohort_map.run(
+        work, (message, data, state.round, state.key), (cohort, rows)
+    )
+    weighted_sum, weight, (delta_sum, total), info = summed
+    pseudo_gradient = aggregate.mean(weighted_sum, weight)
+    deltas, weights = kept or ((), ())
+    uploads = Uploads(pseudo_gradient, delta_sum, total, info[1], deltas, weights)
+    debug.check({"aggregate": uploads.pseudo_gradient}, round=state.round)
+    updated, metrics = part.update(server, uploads, state.round)
+    # A round in which nobody took part changes nothing.
+    server = jax.tree.map(lambda new, old: jnp.where(weight > 0, new, old), updated, server)
+    return server, rows, uploads, info, metrics, models
+
+
 def round_step(
     algorithm: Algorithm,
     sample: Sampler,
@@ -74,42 +114,6 @@ def round_step(
 ) -> RoundStep:
     """One round: sample, broadcast, train locally, aggregate, update, average."""
 
-    def exchange(state, server, rows, cohort, data, part):
-        """One message down and the uploads back: (server, rows, uploads, info, metrics)."""
-
-        def work(shared, member):
-            message, data, round, key = shared
-            (k, mask), row = member
-            client_key = rng.fold(key, "client", round, k)
-            result = part.local(message, row, data.client(k, mask), round, client_key)
-            present = result.weight > 0
-            count = present.astype(jnp.float32)
-            if_present = lambda x: jnp.where(present, x, jnp.zeros_like(x))
-            summed = (
-                aggregate.weighted(result.delta, result.weight),
-                result.weight,
-                jax.tree.map(if_present, (result.delta, result.total)),
-                (result.info.totals, count, count * result.info.drift),
-            )
-            # A client without examples keeps its state.
-            row = jax.tree.map(lambda new, old: jnp.where(present, new, old), result.state, row)
-            kept = (result.delta, result.weight) if part.keeps_deltas else ()
-            return summed, (row, kept)
-
-        message = part.broadcast(server, state.round)
-        summed, (rows, kept) = cohort_map.run(
-            work, (message, data, state.round, state.key), (cohort, rows)
-        )
-        weighted_sum, weight, (delta_sum, total), info = summed
-        pseudo_gradient = aggregate.mean(weighted_sum, weight)
-        deltas, weights = kept or ((), ())
-        uploads = Uploads(pseudo_gradient, delta_sum, total, info[1], deltas, weights)
-        debug.check({"aggregate": uploads.pseudo_gradient}, round=state.round)
-        updated, metrics = part.update(server, uploads, state.round)
-        # A round in which nobody took part changes nothing.
-        server = jax.tree.map(lambda new, old: jnp.where(weight > 0, new, old), updated, server)
-        return server, rows, uploads, info, metrics
-
     def step(state: TrainState, data: FederatedData) -> tuple[TrainState, RoundInfo]:
         cohort = sample(rng.fold(state.key, "cohort", state.round))
         cohort = sampling.pad(cohort, cohort_map.multiple)
@@ -117,8 +121,8 @@ def round_step(
         rows = client_state.gather(state.clients, cohort)
         metrics: dict[str, jax.Array] = {}
         for part in algorithm.exchanges:
-            server, rows, uploads, seen, measured = exchange(
-                state, server, rows, cohort, data, part
+            server, rows, uploads, seen, measured, _ = _exchange(
+                cohort_map, part, state, server, rows, cohort, data
             )
             metrics |= measured
         totals, clients, drift = seen
@@ -149,6 +153,26 @@ def round_step(
         return state, info
 
     return step
+
+
+def local_models(
+    algorithm: Algorithm, cohort_map: CohortMap
+) -> Callable[[TrainState, FederatedData, jax.Array], Any]:
+    """`models(state, data, clients)`: those with which these clients would end the next round.
+
+    Stacked, before aggregation, as if the clients were the cohort; () where none are trained.
+    """
+
+    def models(state, data, clients):
+        cohort = sampling.pad(sampling.Cohort(clients, None), cohort_map.multiple)
+        server, rows = state.server, client_state.gather(state.clients, cohort)
+        for part in algorithm.exchanges:
+            server, rows, *_, trained = _exchange(
+                cohort_map, part, state, server, rows, cohort, data, keep_models=True
+            )
+        return jax.tree.map(lambda x: x[: clients.shape[0]], trained)
+
+    return models
 
 
 def cosine(a: Any, b: Any) -> jax.Array:

@@ -1,9 +1,10 @@
 """Curvature and landscapes of run folders: computed, written beside the run, drawn.
 
-Results are written whole, `.npz` for the arrays, `.json` for what they are of; a surface or a plane
-that was stopped goes on with the rows that are missing.
+Results are written whole, `.npz` for the arrays, `.json` for what they are of. What was stopped
+goes on: eigenvalues after the last product, a surface or a plane with the rows that are missing.
 """
 
+import itertools
 import json
 import os
 import pathlib
@@ -11,11 +12,13 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import tqdm
 
 from fedjax_flat import curvature, errors, landscape
 from fedjax_flat.curvature import DataLoss
+from fedjax_flat.engine import flatness
 from fedjax_flat.engine.restore import TrainedRun, load_run
 from fedjax_flat.engine.run_folder import write_atomically
 from fedjax_flat.report import pictures
@@ -25,11 +28,35 @@ METHODS: dict[str, Callable[..., curvature.Spectrum]] = {
 }
 
 
-def loss_of(trained: TrainedRun, split: str, examples: int) -> DataLoss:
-    """The run's own loss on the first `examples` of a split, 0 for all, without weight decay."""
+def loss_of(
+    trained: TrainedRun,
+    split: str,
+    examples: int = 0,
+    *,
+    client: int | None = None,
+    precision: str = "float32",
+) -> DataLoss:
+    """The run's own loss on the first `examples` of a split, 0 for all, without weight decay.
+
+    Split `own` is all the data of `client`.
+    """
     built = trained.experiment
+    if split == "own":
+        if client is None:
+            raise errors.UsageError("split own is the data of one client: say which, --client K.")
+        return curvature.of_client(built.objective, built.data, client)
     data = errors.lookup("split", split, {**built.splits, "train": built.data.examples})
-    return curvature.of_examples(built.objective, data, limit=examples or None)
+    return curvature.of_examples(
+        built.objective, data, limit=examples or None, precision=precision
+    )
+
+
+def model_of(trained: TrainedRun, model: str, client: int | None) -> tuple[str, Any]:
+    """(name, parameters) of a trained model, or of the one that `client` makes of the global."""
+    if client is None:
+        return model, trained.model(model)
+    ((_, params),) = flatness.client_models(trained.experiment, trained.state, [client])
+    return f"client{client}", params
 
 
 def spectrum(
@@ -39,7 +66,9 @@ def spectrum(
     split: str = "train",
     examples: int = 0,
     model: str = "global",
+    client: int | None = None,
     method: str = "lanczos",
+    precision: str = "float32",
     trace_probes: int = 0,
     density_probes: int = 0,
     data_dir: str | None = None,
@@ -47,39 +76,79 @@ def spectrum(
 ) -> dict[str, Any]:
     """Eigenvalues (and trace, and density, with probes) of a run's model."""
     solve = errors.lookup("method", method, METHODS)
+    wide = errors.lookup("precision", precision, {"float32": False, "float64": True})
     trained = load_run(run, data_dir)
-    loss = loss_of(trained, split, examples)
-    operator = curvature.flat_hessian(loss, trained.model(model))
-    key = jax.random.key(seed)
-    name = f"{model}_{split}{loss.examples}_{method}{top}"
-
-    found = solve(operator, top, key=key, progress=_bar(f"{method} {pathlib.Path(run).name}"))
-    arrays = {
-        "eigenvalues": found.values, "residuals": found.residuals, "converged": found.converged
-    }
-    summary = {
-        "run": str(run), "model": model, "split": split, "examples": loss.examples,
-        "weight_decay": False, "method": method, "round": int(trained.state.round),
-        "lambda_1": float(found.values[0]), "products": found.products,
-        "converged": int(found.converged.sum()), "top": top,
-        "loss": float(loss.value(trained.model(model))),
-    }
-    if top >= 5:
-        summary["lambda_5"] = float(found.values[4])
-        summary["lambda_1/lambda_5"] = float(found.values[0] / found.values[4])
-    if trace_probes:
-        summary["trace"], summary["trace_standard_error"] = curvature.trace(
-            operator, key=key, probes=trace_probes, progress=_bar("trace")
+    label, params = model_of(trained, model, client)
+    with jax.enable_x64(wide):
+        params = jax.tree.map(lambda w: jnp.asarray(w, precision), params)
+        loss = loss_of(trained, split, examples, client=client, precision=precision)
+        operator = curvature.flat_hessian(loss, params)
+        key = jax.random.key(seed)
+        name = f"{label}_{split}{loss.examples}_{method}{top}" + "_float64" * wide
+        base = trained.folder.path / "curvature" / name
+        summary: dict[str, Any] = {
+            "run": str(run), "model": label, "split": split, "examples": loss.examples,
+            "weight_decay": False, "method": method, "precision": precision, "seed": seed,
+            "round": int(trained.state.round), "top": top, "loss": float(loss.value(params)),
+        }
+        if not np.isfinite(summary["loss"]):
+            raise errors.UsageError(f"the loss of {run} is {summary['loss']}: it has no curvature.")
+        journal = Journal(base, summary, operator.size, precision)
+        found = solve(
+            operator, top, key=key, start=journal.start, after_step=journal.append,
+            progress=_bar(f"{method} {pathlib.Path(run).name}"),
         )
-    if density_probes:
-        density = curvature.density(
-            operator, key=key, probes=density_probes, progress=_bar("density")
-        )
-        arrays |= {"nodes": density.nodes, "weights": density.weights}
-    base = trained.folder.path / "curvature" / name
+        arrays = {
+            "eigenvalues": found.values, "residuals": found.residuals, "converged": found.converged
+        }
+        summary |= {
+            "products": found.products,
+            "converged": int(found.converged.sum()), "lambda_1": float(found.values[0]),
+        }
+        if top >= 5:
+            summary["lambda_5"] = float(found.values[4])
+            summary["lambda_1/lambda_5"] = float(found.values[0] / found.values[4])
+        if trace_probes:
+            summary["trace"], summary["trace_standard_error"] = curvature.trace(
+                operator, key=key, probes=trace_probes, progress=_bar("trace")
+            )
+        if density_probes:
+            density = curvature.density(
+                operator, key=key, probes=density_probes, progress=_bar("density")
+            )
+            arrays |= {"nodes": density.nodes, "weights": density.weights}
     save(base, arrays, summary)
+    journal.delete()
     summary["figure"] = str(pictures.spectrum(arrays, summary, _suffixed(base, ".png")))
     return summary
+
+
+def local_curvature(
+    run: str, clients: int, *, examples: int = 0, data_dir: str | None = None
+) -> list[dict[str, Any]]:
+    """lambda_1 of local models on their own and on all data: one row per client, then the global.
+
+    The models are those with which the first `clients` clients (-1: all) would end the next round.
+    """
+    trained = load_run(run, data_dir)
+    built = trained.experiment
+    whole = loss_of(trained, "train", examples)
+    chosen = flatness.chosen_clients(built, clients)
+    models = flatness.client_models(built, trained.state, chosen)
+    rows = []
+    for client, params in _bar("clients", total=len(chosen))(models):
+        own = loss_of(trained, "own", client=client)
+        rows.append({
+            "client": str(client), "examples": own.examples,
+            "own": flatness.of_model(own, params)["lambda_1"],
+            "all": flatness.of_model(whole, params)["lambda_1"],
+        })
+    everything = flatness.of_model(whole, trained.model())["lambda_1"]
+    rows.append({"client": "global", "examples": whole.examples, "own": None, "all": everything})
+    path = trained.folder.path / "curvature" / f"clients{len(chosen)}_train{whole.examples}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, json.dumps(rows, indent=2) + "\n")
+    return rows
 
 
 def surfaces(
@@ -90,28 +159,36 @@ def surfaces(
     split: str = "train",
     examples: int = 0,
     model: str = "global",
+    client: int | None = None,
     data_dir: str | None = None,
     seed: int = 0,
 ) -> list[str]:
-    """A surface around each run's model, along the same random directions; paths of figures."""
+    """A surface around each run's model, along the same random directions; paths of figures.
+
+    With `client`, around the model which that client makes of the global one, on the client's own
+    data and on `split`.
+    """
     axis = landscape.symmetric(radius, points)
     grids, made = {}, []
-    for run in runs:
+    parts = [split] if client is None else ["own", split]
+    for run, part in itertools.product(runs, parts):
         trained = load_run(run, data_dir)
-        loss, params = loss_of(trained, split, examples), trained.model(model)
+        loss = loss_of(trained, part, examples, client=client)
+        label, params = model_of(trained, model, client)
         keys = jax.random.split(jax.random.key(seed))
         directions = tuple(landscape.filter_normalised(k, params) for k in keys)
-        name = f"surface_{model}_{split}{loss.examples}_{points}x{points}_r{radius:g}_s{seed}"
+        name = f"surface_{label}_{part}{loss.examples}_{points}x{points}_r{radius:g}_s{seed}"
         base = trained.folder.path / "landscape" / name
         what = {
-            "run": str(run), "model": model, "split": split, "examples": loss.examples,
+            "run": str(run), "model": label, "split": part, "examples": loss.examples,
             "radius": radius, "points": points, "seed": seed, "round": int(trained.state.round),
         }
-        grid = _grid(base, what, loss, params, directions, axis, axis, pathlib.Path(run).name)
-        grids[pathlib.Path(run).name] = grid
-        made.append(str(pictures.surface({pathlib.Path(run).name: grid}, _suffixed(base, ".png"))))
-        made.append(str(pictures.interactive(grid, _suffixed(base, ".html"))))
-    if len(runs) > 1:
+        title = pathlib.Path(run).name
+        title += "" if client is None else f", client {client}, {part} data"
+        grids[title] = _grid(base, what, loss, params, directions, axis, axis, title)
+        made.append(str(pictures.surface({title: grids[title]}, _suffixed(base, ".png"))))
+        made.append(str(pictures.interactive(grids[title], _suffixed(base, ".html"))))
+    if len(grids) > 1:
         together = pathlib.Path(runs[0]) / "landscape" / "surfaces_side_by_side.png"
         made.append(str(pictures.surface(grids, together)))
     return made
@@ -180,6 +257,46 @@ def save(base: pathlib.Path, arrays: dict[str, Any], summary: dict[str, Any]) ->
     write_atomically(_suffixed(base, ".json"), json.dumps(summary, indent=2) + "\n")
 
 
+class Journal:
+    """The steps of an eigenvalue solver, on disk as they are made; a stopped one goes on.
+
+    Vectors are appended to one file and their two numbers to another, after a first line that says
+    what they are of: another computation of the same name starts anew.
+    """
+
+    def __init__(self, base: pathlib.Path, what: dict[str, Any], size: int, dtype: str):
+        self.vectors = base.with_name(f".partial-{base.name}.vectors")
+        self.numbers = base.with_name(f".partial-{base.name}.jsonl")
+        self.lines = [json.dumps(what)]
+        self.row_bytes = size * np.dtype(dtype).itemsize
+        self.start: curvature.Found | None = None
+        lines = self.numbers.read_text().split("\n")[:-1] if self.numbers.exists() else []
+        if lines[1:] and lines[0] == self.lines[0] and self.vectors.exists():
+            count = min(len(lines) - 1, self.vectors.stat().st_size // self.row_bytes)
+            self.lines = lines[: count + 1]
+            rows = np.fromfile(self.vectors, dtype, count * size).reshape(count, size)
+            pairs = np.array([json.loads(line) for line in self.lines[1:]]).reshape(-1, 2)
+            self.start = curvature.Found(rows, pairs[:, 0], pairs[:, 1])
+
+    def append(self, vector: np.ndarray, first: float, second: float) -> None:
+        """Adds one step."""
+        if self.lines:  # the first since the start: cut off what was half-written then
+            self.numbers.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(self.numbers, "".join(f"{line}\n" for line in self.lines))
+            self.vectors.touch()
+            os.truncate(self.vectors, self.row_bytes * (len(self.lines) - 1))
+            self.lines = []
+        with open(self.vectors, "ab") as file:
+            file.write(np.ascontiguousarray(vector).data)
+        with open(self.numbers, "a") as file:
+            file.write(json.dumps([first, second]) + "\n")
+
+    def delete(self) -> None:
+        """Removes both files: the results are saved."""
+        self.vectors.unlink(missing_ok=True)
+        self.numbers.unlink(missing_ok=True)
+
+
 def _grid(base, what, loss, params, directions, x, y, label) -> landscape.Grid:
     """A grid that is saved after every row, and that goes on from such a file."""
     start, arrays = None, _suffixed(base, ".npz")
@@ -197,5 +314,5 @@ def _suffixed(base: pathlib.Path, suffix: str) -> pathlib.Path:
     return base.with_name(base.name + suffix)
 
 
-def _bar(label: str):
-    return lambda steps: tqdm.tqdm(steps, desc=label, dynamic_ncols=True)
+def _bar(label: str, total: int | None = None):
+    return lambda steps: tqdm.tqdm(steps, desc=label, total=total, dynamic_ncols=True)

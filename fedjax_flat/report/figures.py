@@ -27,6 +27,30 @@ def accuracy_curves(runs: Runs, path: str | os.PathLike, *, split: str = "test")
     return pictures.save(figure, path)
 
 
+def curvature_curves(records: list[dict], path: str | os.PathLike) -> pathlib.Path:
+    """lambda_1 by round: the models on the train split, each client's on its own and all data."""
+    found = [r for r in records if "lambda_1" in r]
+    names = dict.fromkeys((r["model"], r["split"]) for r in found)
+    clients = [(m, s) for m, s in names if m.startswith("client ")]
+    panels = ["train", "own"] if clients else ["train"]
+    figure, axes = pictures.new_figure(1, len(panels), (4.5 * len(panels), 3.4))
+    titles = {"train": "on all clients' data", "own": "on each client's own data"}
+    for ax, panel in zip(axes, panels, strict=True):
+        for i, (model, split) in enumerate((m, s) for m, s in clients if s == panel):
+            rounds, values = metrics.curve(found, split=split, model=model, name="lambda_1")
+            shade = i / max(1, len(clients) / 2 - 1)
+            ax.plot(rounds, values, color=pictures.shade(shade), linewidth=0.8, alpha=0.7,
+                    label="local models" if i == 0 else None)
+        for i, model in enumerate(m for m, s in names if s == panel and (m, s) not in clients):
+            rounds, values = metrics.curve(found, split=panel, model=model, name="lambda_1")
+            ax.plot(rounds, values, color=f"C{i}", linewidth=2, label=model)
+        ax.set(xlabel="round", ylabel=r"$\lambda_1$", yscale="symlog")
+        ax.set_title(titles[panel], fontsize=10)
+        ax.grid(alpha=0.25)
+        ax.legend(frameon=False)
+    return pictures.save(figure, path)
+
+
 def overview(
     runs: Runs,
     eigenvalues: Mapping[str, np.ndarray],
@@ -56,7 +80,7 @@ def draw_accuracy(axes, runs: Runs, split: str) -> None:
     """Curves of every model on a split."""
     lowest = 100.0
     for i, (label, seeds) in enumerate(runs.items()):
-        models = dict.fromkeys(r["model"] for r in seeds[0] if r["split"] == split)
+        models = [m for m, s in metrics.evaluated(seeds[0]) if s == split]
         for style, model in zip(("-", "--", ":", "-."), models, strict=False):
             rounds, mean, deviation = _mean_curve(seeds, split=split, model=model)
             name = f"{label} ({model})" if len(models) > 1 and model != "global" else label

@@ -111,6 +111,13 @@ def line(found: Line, names: Sequence[str], path) -> pathlib.Path:
     return save(figure, path)
 
 
+def shade(fraction: float):
+    """A colour of a scale of greys and greens, for lines of which none stands out."""
+    import matplotlib
+
+    return matplotlib.colormaps["summer"](0.8 * fraction)
+
+
 def new_figure(rows: int, columns: int, size: tuple[float, float], projection: str | None = None):
     """(figure, axes in a row); no window is opened."""
     figure = empty_figure(size)

@@ -1,0 +1,250 @@
+"""Hessian eigenvalues and a loss surface: ours beside hessian-eigenthings, PyHessian and matfree.
+
+    make bench-curvature          (peers: make bench-peers; a peer that is missing is left out)
+    python benchmarks/curvature.py [--examples 5000] [--data FOLDER] [--full]
+
+The paper's CNN with the same weights in jax and torch, batches of 500, two threads. Every solver
+makes the same few products with the Hessian of all examples, in turns; the time of the top 5 (25
+products) and the top 50 (100) follows from its seconds per product. With --full they are made.
+PyHessian has power iteration only: 20 products per eigenvalue. Before that all solvers find the top
+5 of 500 examples, whose values must agree. Rows go to benchmarks/out/curvature.json.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import statistics
+import sys
+import time
+
+import jax
+import numpy as np
+from systems import torch_network
+from workloads import W1, normalise
+
+import fedjax_flat as ff
+from fedjax_flat import curvature, landscape
+from fedjax_flat.data import Examples
+
+BATCH, KEY = 500, jax.random.key(0)
+DEPTH = {5: 25, 50: 100}
+
+
+def main() -> None:
+    """Prints and writes the rows."""
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    parser.add_argument("--examples", type=int, default=5000)
+    parser.add_argument("--products", type=int, default=3, help="per turn (default 3)")
+    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--data", help="folder of CIFAR-10; without it, noise of its shape")
+    parser.add_argument("--full", action="store_true", help="make all products of the top 5 and 50")
+    args = parser.parse_args()
+    objective, params, images, labels = problem(args)
+    systems = solvers(objective, params, images, labels)
+    agree(objective, params, images[:BATCH], labels[:BATCH])
+    rows = time_products(systems, args)
+    if args.full:
+        rows += [run(systems, name, top) for top in DEPTH for name in systems]
+    rows += compare_products(objective, params, images, labels, args)
+    path = pathlib.Path(__file__).parent / "out" / "curvature.json"
+    path.parent.mkdir(exist_ok=True)
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps(rows, indent=2) + "\n")
+    os.replace(partial, path)
+    print(f"rows: {path}")
+
+
+def problem(args):
+    """(objective, briefly trained weights, images, labels)."""
+    if args.data:
+        dataset = ff.data.load("cifar10", args.data)
+        images, labels = dataset.train.images, dataset.train.labels
+    else:
+        images, labels = (x.reshape(-1, *x.shape[2:]) for x in W1.data(args.examples // 500 + 1))
+    images, labels = images[: args.examples], labels[: args.examples].astype(np.int32)
+    examples = Examples(images, labels)
+    dataset = ff.data.Dataset("b", examples, examples, 10, 255.0, (0.5,) * 3, (0.25,) * 3)
+    model = ff.models.build("cnn", num_classes=10, image_shape=(32, 32, 3))
+    objective = ff.objective.classification(model, ff.data.preprocess(dataset))
+    params = jax.jit(model.init)(KEY)
+    client = ff.client.local_training(objective, ff.client.sgd(0.05, momentum=0.9), batch_size=50)
+    data = ff.data.federate(examples, ff.data.Partition.of([np.arange(1500)]))
+    train = jax.jit(lambda p: client.train(p, data.client(0), KEY, round=0).params)
+    return objective, train(params), images, labels
+
+
+def solvers(objective, params, images, labels):
+    """name: solve(top, products), which returns eigenvalues, largest first."""
+    loss = curvature.of_examples(objective, Examples(images, labels), batch_size=BATCH)
+    operator = curvature.flat_hessian(loss, params)
+
+    def ours(top, products):
+        return curvature.lanczos(operator, top, key=KEY, depth=products, tolerance=0.0).values
+
+    found = {"ours": ours}
+    try:
+        found["matfree"] = with_matfree(operator)
+        found |= with_torch(params, images, labels)
+    except ModuleNotFoundError as e:
+        print(f"left out: {e.name} is not installed (make bench-peers)", file=sys.stderr)
+    return found
+
+
+def with_matfree(operator):
+    """Lanczos of matfree on our product, compiled as a whole."""
+    from matfree import decomp, eig
+
+    start, compiled = jax.random.normal(KEY, (operator.size,)), {}
+
+    def solve(top, products):
+        if products not in compiled:
+            solver = eig.eigh_partial(decomp.tridiag_sym(products))
+            compiled[products] = jax.jit(lambda v: solver(operator.product, v)[0])
+        return np.sort(compiled[products](start))[::-1][:top]
+
+    return solve
+
+
+def with_torch(params, images, labels):
+    """hessian-eigenthings and PyHessian on the same network."""
+    import torch
+    from hessian_eigenthings import HessianOperator
+    from hessian_eigenthings.algorithms import lanczos
+    from hessian_eigenthings.loss_fns.standard import supervised_loss
+    from pyhessian import hessian
+
+    torch.set_num_threads(2)
+    torch.manual_seed(0)
+    network = in_torch(params)
+    x = torch.from_numpy(normalise(images)).permute(0, 3, 1, 2).contiguous()
+    y = torch.from_numpy(labels).long()
+    batches = [(x[i : i + BATCH], y[i : i + BATCH]) for i in range(0, len(y), BATCH)]
+    criterion = torch.nn.functional.cross_entropy
+    operator = HessianOperator(network, batches, supervised_loss(criterion))
+
+    def eigenthings(top, products):
+        result = lanczos(
+            operator, k=top, max_iter=products, reorthogonalize=True, which="LA", seed=0
+        )
+        return result.eigenvalues.numpy()
+
+    def pyhessian(top, products):
+        solver = hessian(network, criterion, dataloader=batches, cuda=False)
+        return np.array(solver.eigenvalues(maxIter=products // top, tol=0.0, top_n=top)[0])
+
+    return {"hessian-eigenthings": eigenthings, "PyHessian": pyhessian}
+
+
+def in_torch(params):
+    """The same weights: kernels HWIO -> OIHW, features in the order (C, H, W)."""
+    import torch
+
+    network = torch_network(W1)
+    layers = [m for m in network if hasattr(m, "weight")]
+    names = ["Conv_0", "Conv_1", "Dense_0", "Dense_1", "classifier"]
+    with torch.no_grad():
+        for layer, name in zip(layers, names, strict=True):
+            kernel = np.asarray(params[name]["kernel"])
+            if name == "Dense_0":
+                kernel = kernel.reshape(5, 5, 64, -1).transpose(2, 0, 1, 3).reshape(1600, -1)
+            kernel = kernel.transpose(3, 2, 0, 1) if kernel.ndim == 4 else kernel.T
+            layer.weight.copy_(torch.from_numpy(kernel.copy()))
+            layer.bias.copy_(torch.from_numpy(np.array(params[name]["bias"])))
+    return network
+
+
+def agree(objective, params, images, labels) -> None:
+    """All solvers on a few examples: the eigenvalues side by side, or an error."""
+    found = {}
+    for name, solve in solvers(objective, params, images, labels).items():
+        found[name] = solve(5, 100 if name == "PyHessian" else DEPTH[5])
+        print(f"top 5 of {BATCH} examples, {name:<20}", " ".join(f"{v:9.4f}" for v in found[name]))
+    for name, values in found.items():
+        worst = np.abs(values[:2] / found["ours"][:2] - 1).max()
+        if worst > (0.1 if name == "PyHessian" else 0.01):
+            raise SystemExit(f"{name} differs from ours by {worst:.1%}: these times mean nothing.")
+
+
+def time_products(systems, args) -> list[dict]:
+    """Rows: seconds per product, and of the top 5 and 50 that follow from it."""
+    times: dict[str, list[float]] = {name: [] for name in systems}
+    for turn in range(args.turns + 1):  # the first one compiles
+        for name, solve in systems.items():
+            start = time.perf_counter()
+            solve(1, args.products)
+            if turn:
+                times[name].append((time.perf_counter() - start) / args.products)
+    rows = []
+    for name, seconds in times.items():
+        ratio = statistics.median(
+            s / o for s, o in zip(seconds, times["ours"], strict=True)
+        )
+        each = statistics.median(seconds)
+        print(f"{name:<20} {each:6.2f} s per product, {ratio:.2f} x ours")
+        rows.append({
+            "what": "product", "system": name, "examples": args.examples, "seconds": each,
+            "least": min(seconds), "ratio_to_ours": ratio,
+        })
+        for top, depth in DEPTH.items():
+            products = 20 * top if name == "PyHessian" else depth
+            print(f"{'':<20} {products * each:6.0f} s for the top {top} ({products} products)")
+            rows.append({
+                "what": f"top {top}", "system": name, "examples": args.examples,
+                "products": products, "seconds": products * each, "measured": False,
+            })
+    return rows
+
+
+def run(systems, name: str, top: int) -> dict:
+    """One whole solve."""
+    products = 20 * top if name == "PyHessian" else DEPTH[top]
+    start = time.perf_counter()
+    values = systems[name](top, products)
+    seconds = time.perf_counter() - start
+    print(f"{name:<20} {seconds:6.0f} s for the top {top}, lambda_1 {values[0]:.4f}")
+    return {
+        "what": f"top {top}", "system": name, "products": products, "seconds": seconds,
+        "measured": True, "lambda_1": float(values[0]),
+    }
+
+
+def compare_products(objective, params, images, labels, args) -> list[dict]:
+    """A product beside a gradient; a row of a surface beside a loop over jitted evaluations."""
+    examples = Examples(images, labels)
+    loss = curvature.of_examples(objective, examples, batch_size=BATCH)
+    direction = landscape.filter_normalised(KEY, params)
+    axis = landscape.symmetric(1.0, 21)
+    evaluate = jax.jit(ff.evaluator(objective, BATCH))
+    on_device = ff.data.on_device(examples)
+
+    def plain_loop():
+        for a in axis:
+            moved = jax.tree.map(lambda w, d, a=a: w + np.float32(a) * d, params, direction)
+            float(evaluate(moved, on_device).means()[0])
+
+    points = jax.numpy.stack([jax.numpy.asarray(axis, "float32"), jax.numpy.zeros(21)], axis=1)
+    parts = {
+        "gradient": lambda: loss.gradient(params),
+        "product": lambda: loss.product(params, direction),
+        "surface row": lambda: loss.along(params, (direction, direction), points),
+        "surface row, plain loop": plain_loop,
+    }
+    times: dict[str, list[float]] = {name: [] for name in parts}
+    for turn in range(args.turns + 1):
+        for name, part in parts.items():
+            start = time.perf_counter()
+            jax.block_until_ready(part())
+            if turn:
+                times[name].append(time.perf_counter() - start)
+    rows = []
+    for a, b in (("product", "gradient"), ("surface row", "surface row, plain loop")):
+        ratio = statistics.median(x / y for x, y in zip(times[a], times[b], strict=True))
+        print(f"{a}: {statistics.median(times[a]):.2f} s, {ratio:.2f} x {b}")
+        rows.append({"what": a, "beside": b, "seconds": statistics.median(times[a]),
+                     "ratio": ratio, "examples": args.examples})
+    return rows
+
+
+if __name__ == "__main__":
+    main()
