@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-slow lint bench bench-peers clean
+.PHONY: demo test test-slow lint bench bench-curvature bench-peers clean
 demo: .venv/installed
 	$(BIN)/python -m fedjax_flat demo --run runs/demo
 
@@ -19,6 +19,9 @@ lint: .venv/installed
 # With the peers that `make bench-peers` put into an environment of their own, if it did.
 bench: .venv/installed
 	$(firstword $(wildcard .venv-bench/bin/python) $(BIN)/python) benchmarks/run.py
+
+bench-curvature: .venv/installed
+	$(firstword $(wildcard .venv-bench/bin/python) $(BIN)/python) benchmarks/curvature.py
 
 # torch first and alone, or CUDA packages follow.
 bench-peers:

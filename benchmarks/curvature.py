@@ -20,6 +20,7 @@ import time
 
 import jax
 import numpy as np
+from jax.flatten_util import ravel_pytree
 from systems import torch_network
 from workloads import W1, normalise
 
@@ -84,24 +85,38 @@ def solvers(objective, params, images, labels):
 
     found = {"ours": ours}
     try:
-        found["matfree"] = with_matfree(operator)
+        found["matfree"] = with_matfree(objective, params, images, labels)
         found |= with_torch(params, images, labels)
     except ModuleNotFoundError as e:
         print(f"left out: {e.name} is not installed (make bench-peers)", file=sys.stderr)
     return found
 
 
-def with_matfree(operator):
-    """Lanczos of matfree on our product, compiled as a whole."""
+def with_matfree(objective, params, images, labels):
+    """Lanczos of matfree on products as one would write them, compiled as a whole."""
     from matfree import decomp, eig
 
-    start, compiled = jax.random.normal(KEY, (operator.size,)), {}
+    batches = ff.data.Batch(
+        images.reshape(-1, BATCH, *images.shape[1:]), labels.reshape(-1, BATCH),
+        np.ones((len(labels) // BATCH, BATCH), bool),
+    )
+    flat, unravel = ravel_pytree(params)
+
+    def product(vector, params, batches):
+        def add(total, batch):
+            loss = lambda p: objective.totals(p, objective.normalise(batch)).loss / len(labels)
+            part = jax.jvp(jax.grad(loss), (params,), (unravel(vector),))[1]
+            return total + ravel_pytree(part)[0], None
+
+        return jax.lax.scan(add, jax.numpy.zeros_like(vector), batches)[0]
+
+    start, compiled = jax.random.normal(KEY, flat.shape), {}
 
     def solve(top, products):
         if products not in compiled:
             solver = eig.eigh_partial(decomp.tridiag_sym(products))
-            compiled[products] = jax.jit(lambda v: solver(operator.product, v)[0])
-        return np.sort(compiled[products](start))[::-1][:top]
+            compiled[products] = jax.jit(lambda v, p, b: solver(product, v, p, b)[0])
+        return np.sort(compiled[products](start, params, batches))[::-1][:top]
 
     return solve
 

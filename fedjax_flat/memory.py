@@ -1,7 +1,7 @@
 """Where something large is kept: on the device, in host memory, or nowhere."""
 
 import pathlib
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 
@@ -45,6 +45,13 @@ def place(setting: str, option: str, needed: int, memory: Memory, *, what: str, 
             f"which {LARGEST_SHARE:.0%} may be used. {advice}"
         )
     return option
+
+
+def fits(tree: Any) -> bool:
+    """Whether arrays of these shapes may be kept, beside what else there is, on the device."""
+    device, host = free()
+    needed = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
+    return needed <= LARGEST_SHARE * (host if device is None else device)
 
 
 def gigabytes(count: int) -> str:

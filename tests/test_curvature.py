@@ -85,6 +85,14 @@ class TestProduct:
             operator.product(vector), dense @ np.asarray(vector), rtol=1e-4, atol=1e-5
         )
 
+    def test_linearised_once_or_without_the_memory_for_it(self, network, monkeypatch):
+        loss, params, _ = network
+        vector = jax.tree.map(lambda w: jax.random.normal(KEY, w.shape), params)
+        expected = loss.product(params, vector)
+        assert_close(loss.hessian(params)(vector), expected, 1e-5)
+        monkeypatch.setattr(memory, "free", lambda: memory.Memory(None, 1000))
+        assert_same_bits(loss.hessian(params)(vector), expected)
+
     def test_finite_difference_of_gradients(self, network):
         loss, params, _ = network
         vector = jax.tree.map(lambda w: jax.random.normal(KEY, w.shape), params)

@@ -80,7 +80,8 @@ class Density(NamedTuple):
 def flat_hessian(loss: DataLoss, params: Any) -> Operator:
     """The Hessian of `loss` at `params`, on flat vectors."""
     flat, unravel = ravel_pytree(params)
-    product = lambda v: ravel_pytree(loss.product(params, unravel(v)))[0]
+    hessian = loss.hessian(params)
+    product = lambda v: ravel_pytree(hessian(unravel(v)))[0]
     return Operator(product, flat.size, flat.dtype, unravel)
 
 
