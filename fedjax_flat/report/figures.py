@@ -44,7 +44,7 @@ def curvature_curves(records: list[dict], path: str | os.PathLike) -> pathlib.Pa
         for i, model in enumerate(m for m, s in names if s == panel and (m, s) not in clients):
             rounds, values = metrics.curve(found, split=panel, model=model, name="lambda_1")
             ax.plot(rounds, values, color=f"C{i}", linewidth=2, label=model)
-        ax.set(xlabel="round", ylabel=r"$\lambda_1$", yscale="symlog")
+        ax.set(xlabel="round", ylabel=r"$\lambda_1$")
         ax.set_title(titles[panel], fontsize=10)
         ax.grid(alpha=0.25)
         ax.legend(frameon=False)
