@@ -4,6 +4,8 @@
 
 difference   largest to the reference in tests/reference_methods.py, relative to the largest
              parameter: 5 rounds, 4 of 7 unequal clients (one without examples), 2 local epochs
+limit        what the method becomes, with the largest difference after 3 rounds; limits without
+             a figure are tests of tests/test_limits.py
 optimum      distance to the minimum of the mean loss, heterogeneous quadratics, all clients, 400
              rounds of 5 full steps; FedAvg's biased point lies where `biased` says 0
 """
@@ -13,6 +15,7 @@ import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "tests"))
 
+import jax
 import methods
 import numpy as np
 import quadratic
@@ -33,27 +36,51 @@ GENTLE = {
 }
 
 
+# Those that take more than other settings to show.
+OTHER_LIMITS = {
+    "fedsgd": "gradient descent on the union", "fedadam": "Adam, with one client",
+    "scaffold": "fedavg's steps, if all c_k = c", "feddyn": "fedavg's steps, alpha -> 0",
+    "fedspeed": "fedavg with server rate 2, prox -> inf", "fedgh": "fedavg, with one client",
+}
+
+
+def limits() -> dict[str, str]:
+    """The first limit of every method, measured."""
+    found = dict(OTHER_LIMITS)
+    for (name, settings), (base, base_settings), _ in methods.LIMITS:
+        if name in found:
+            continue
+        ends = [methods.Run(n, s, rounds=3).params
+                for n, s in ((name, settings), (base, base_settings))]
+        gaps = jax.tree.map(lambda a, b: float(np.abs(a - b).max()), *ends)
+        to = methods.limit_name((base, base_settings))
+        changed = methods.limit_name(("", settings)).strip()
+        found[name] = f"{to}, at {changed}: {max(jax.tree.leaves(gaps)):.0e}"
+    return found
+
+
 def main() -> None:
     """Prints the table."""
-    rows = []
+    rows, becomes = [], limits()
     for case, (name, _, _) in methods.CASES.items():
         row = [case, f"{methods.disagreement(case):.1e}"]
         if case == name:
             end = quadratic.solve(name, **GENTLE.get(name, {}))
             d = describe(name)
             row += [
+                becomes.get(name, ""),
                 f"{np.linalg.norm(end - quadratic.OPTIMUM):.1e}",
                 f"{np.linalg.norm(end - quadratic.biased_point()):.1e}",
                 f"{d['models_down']:g} {d['models_up']:g}",
                 f"{4 * 797_962 * d['client_state'] / 1e6:.1f} MB",
             ]
         else:
-            row += ["", "", "", ""]
+            row += [""] * 5
         rows.append(row)
         print(f"\r{len(rows)} of {len(methods.CASES)}", end="", file=sys.stderr)
     print(file=sys.stderr)
-    header = ["method", "difference", "optimum", "biased", "models down, up", "state of the CNN"]
-    print(tables.table(header, rows))
+    header = ["method", "difference", "limit", "optimum", "biased", "down, up", "state of the CNN"]
+    print(tables.table(header, rows, left=(0, 2)))
 
 
 if __name__ == "__main__":

@@ -83,6 +83,30 @@ CASES = {
 }
 
 
+NO_DUALS = {"fedgloss__rho": 0.0, "fedgloss__duals": False}
+# (method, settings), (what it becomes, settings), tolerance: 0 is bit for bit
+LIMITS = [
+    (("fedprox", {"fedprox__mu": 0.0}), ("fedavg", {}), 0),
+    (("adabest", {"adabest__mu": 0.0, "adabest__beta": 0.0}), ("fedavg", {}), 0),
+    (("mimelite", {"mime__momentum": 0.0}), ("fedavg", {}), 1e-6),
+    (("fedcm", {"fedcm__alpha": 1.0}), ("fedavg", {}), 1e-6),
+    (("mofedsam", {"fedcm__alpha": 1.0, **OWN_RHO}), ("fedavg", SAM), 1e-6),
+    (("fedacg", {"fedacg__momentum": 0.0, "fedacg__beta": 0.0}), ("fedavg", {}), 1e-6),
+    (("fedgamma", {"client__rho": 0.0}), ("scaffold", {}), 1e-6),
+    (("fedsmoo", {"client__rho": 0.0}), ("feddyn", {"feddyn__alpha": 0.1}), 1e-6),
+    (("fedgloss", {"fedgloss__rho": 0.0}), ("feddyn", {"feddyn__alpha": 0.1}), 1e-6),
+    (("fedgloss", NO_DUALS), ("fedavg", {}), 1e-6),
+    (("fedgloss", {**NO_DUALS, **SAM}), ("fedavg", SAM), 1e-6),
+    (("naivefedgloss", {"fedgloss__rho": 0.0}), ("feddyn", {"feddyn__alpha": 0.1}), 1e-6),
+]
+
+
+def limit_name(limit) -> str:
+    """'fedprox mu=0'."""
+    name, settings = limit
+    return " ".join([name, *(f"{k.split('__')[-1]}={v}" for k, v in settings.items())])
+
+
 @functools.cache
 def problem() -> Problem:
     return Problem(SIZES)

@@ -10,7 +10,7 @@ import pytest
 import quadratic
 import reference_methods as ref
 from conftest import Problem, assert_close, assert_same_bits
-from methods import LR, OWN_RHO, SAM, SIZES, Run, algorithm_of, clients, problem, run
+from methods import LIMITS, LR, SIZES, Run, algorithm_of, clients, limit_name, problem, run
 from test_fedavg import gradient_descent, largest_difference
 
 import fedjax_flat as ff
@@ -25,27 +25,8 @@ def params_of(name, **settings):
     return model_of(name, *settings.items())
 
 
-NO_DUALS = {"fedgloss__rho": 0.0, "fedgloss__duals": False}
-
-
 @pytest.mark.parametrize(
-    ("limit", "base", "tolerance"),
-    [
-        (("fedprox", {"fedprox__mu": 0.0}), ("fedavg", {}), 0),
-        (("adabest", {"adabest__mu": 0.0, "adabest__beta": 0.0}), ("fedavg", {}), 0),
-        (("mimelite", {"mime__momentum": 0.0}), ("fedavg", {}), 1e-6),
-        (("fedcm", {"fedcm__alpha": 1.0}), ("fedavg", {}), 1e-6),
-        (("mofedsam", {"fedcm__alpha": 1.0, **OWN_RHO}), ("fedavg", SAM), 1e-6),
-        (("fedacg", {"fedacg__momentum": 0.0, "fedacg__beta": 0.0}), ("fedavg", {}), 1e-6),
-        (("fedgamma", {"client__rho": 0.0}), ("scaffold", {}), 1e-6),
-        (("fedsmoo", {"client__rho": 0.0}), ("feddyn", {"feddyn__alpha": 0.1}), 1e-6),
-        (("fedgloss", {"fedgloss__rho": 0.0}), ("feddyn", {"feddyn__alpha": 0.1}), 1e-6),
-        (("fedgloss", NO_DUALS), ("fedavg", {}), 1e-6),
-        (("fedgloss", {**NO_DUALS, **SAM}), ("fedavg", SAM), 1e-6),
-        (("naivefedgloss", {"fedgloss__rho": 0.0}), ("feddyn", {"feddyn__alpha": 0.1}), 1e-6),
-    ],
-    ids=lambda v: f"{v[0]} {' '.join(f'{k}={x}' for k, x in v[1].items())}" if isinstance(v, tuple)
-    else None,
+    ("limit", "base", "tolerance"), LIMITS, ids=[limit_name(limit) for limit, _, _ in LIMITS]
 )
 def test_limit(limit, base, tolerance):
     (name, settings), (base_name, base_settings) = limit, base

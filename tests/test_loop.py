@@ -17,6 +17,7 @@ from conftest import assert_same_bits, small_config
 import fedjax_flat as ff
 from fedjax_flat.engine import metrics
 from fedjax_flat.engine.loop import train
+from fedjax_flat.engine.run_folder import RunFolder
 
 TIMES = ("examples_per_s",)
 
@@ -231,6 +232,13 @@ def test_run_folder_of_another_config(tmp_path):
     with pytest.raises(ff.UsageError, match="already at round 6, past rounds = 3"):
         quiet_train(small_config(rounds=3), tmp_path / "a")
     assert json.loads((tmp_path / "a" / "config.json").read_text())["rounds"] == 6
+
+
+def test_two_processes_do_not_train_in_one_folder(tmp_path):
+    quiet_train(small_config(), tmp_path / "a")
+    with RunFolder(tmp_path / "a").in_use(), pytest.raises(ff.UsageError, match="another process"):
+        quiet_train(small_config(rounds=8), tmp_path / "a")
+    assert int(quiet_train(small_config(rounds=8), tmp_path / "a").state.round) == 8
 
 
 def test_unwritable_run_folder(tmp_path):

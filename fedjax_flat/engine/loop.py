@@ -85,6 +85,8 @@ class _Files:
         if self.primary:
             self.folder = RunFolder(run)
             self.folder.open(built.config, built.partition)
+            self.lock = contextlib.ExitStack()
+            self.lock.enter_context(self.folder.in_use())
             self.checkpoints = Checkpoints(self.folder.checkpoints, built.config.checkpoint.keep)
 
     def restore(self) -> tuple[int, TrainState]:
@@ -125,6 +127,7 @@ class _Files:
             self.writer.close()
         if self.checkpoints:
             self.checkpoints.close()
+            self.lock.close()
 
 
 class _Loop:

@@ -10,6 +10,7 @@
 
 import contextlib
 import datetime
+import fcntl
 import importlib.metadata
 import json
 import os
@@ -67,6 +68,19 @@ class RunFolder:
         with self._explained():
             write_atomically(self.config_file, config_lib.to_json(config))
             self._record_environment(partition)
+
+    @contextlib.contextmanager
+    def in_use(self):
+        """Keeps other processes from training here; a killed one lets go by itself."""
+        with open(self.path / ".lock", "w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise errors.UsageError(
+                    f"another process is training in {self.path}. Wait for it, stop it, or choose "
+                    "another folder with --run."
+                ) from None
+            yield
 
     @contextlib.contextmanager
     def _explained(self):
