@@ -198,14 +198,15 @@ def _cpu_input_grad(g, w, geometry: Geometry):
         feature_group_count=groups, preferred_element_type=accumulator(g),
     )
     rows = rows.reshape(n, out_h, image_w, groups, kh, channels)
-    # Row a of the kernel lands at height stride * i + dilation * a - top: with enough zero rows
-    # around, a sum of slices, which XLA makes one pass.
-    reach = dilate_h * (kh - 1)
-    before, after = max(reach - top, 0), max(image_h + top - (out_h - 1) * stride_h - 1, 0)
+    # Row a of the kernel lands at height stride * i + dilation * a - top.
     zero = jnp.zeros((), rows.dtype)
-    rows = lax.pad(rows, zero, (none, (before, after, stride_h - 1), none, none, none, none))
-    starts = [before + top - dilate_h * a for a in range(kh)]
-    parts = [rows[:, s : s + image_h, :, :, a] for a, s in enumerate(starts)]
+    parts = []
+    for a in range(kh):
+        before = dilate_h * a - top
+        after = image_h - (out_h - 1) * stride_h - 1 - before
+        parts.append(lax.pad(
+            rows[:, :, :, :, a], zero, (none, (before, after, stride_h - 1), none, none, none)
+        ))
     total = functools.reduce(jnp.add, parts)
     return total.reshape(n, image_h, image_w, groups * channels).astype(g.dtype)
 

@@ -2,8 +2,11 @@
 
 The gradient of `lax.reduce_window` max pooling is a select-and-scatter, ten times slower than
 remembering where in its block each maximum was, which makes the gradient one elementwise pass that
-does not read the input again. Of equal maxima the first takes the gradient, as in PyTorch. Blocks
-do not overlap; a ragged border is dropped, as in PyTorch.
+does not read the input again. The maximum itself is a `reduce_window`, because XLA:CPU fuses no such
+producer: a maximum of slices it would compute once more, example by example, inside the transpose
+before the next layer's filter gradient (a seventh of the whole step of the papers' CNN). Of equal
+maxima the first takes the gradient, as in PyTorch. Blocks do not overlap; a ragged border is
+dropped, as in PyTorch.
 """
 
 import functools
@@ -16,13 +19,15 @@ import jax.numpy as jnp
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
 def max_pool(x: jax.Array, window: int = 2) -> jax.Array:
     """Maximum over disjoint window x window blocks of x (N, H, W, C)."""
-    return _max_and_place(x, window)[0]
+    block = (1, window, window, 1)
+    lowest = jnp.asarray(-jnp.inf, x.dtype)
+    return jax.lax.reduce_window(x, lowest, jax.lax.max, block, block, "VALID")
 
 
 @max_pool.defjvp
 def _max_pool_jvp(window, primals, tangents):
     (x,), (t,) = primals, tangents
-    out, place = _max_and_place(x, window)
+    out, place = max_pool(x, window), _place(x, window)
     offset = jnp.arange(window, dtype=place.dtype)
     here = offset.reshape(1, 1, -1, 1, 1, 1) * window + offset.reshape(1, 1, 1, 1, -1, 1)
     chosen = place[:, :, None, :, None, :] == here
@@ -30,8 +35,8 @@ def _max_pool_jvp(window, primals, tangents):
     return out, jnp.sum(jnp.where(chosen, t, jnp.zeros_like(t)), axis=(2, 4))
 
 
-def _max_and_place(x, window):
-    """The maxima, and the position 0 .. window^2 - 1 of each in its block."""
+def _place(x, window):
+    """The position 0 .. window^2 - 1 of each maximum in its block."""
     rows, cols = _covered(x, window)
     best, *others = (
         x[:, i:rows:window, j:cols:window]
@@ -39,10 +44,10 @@ def _max_and_place(x, window):
     )
     place = jnp.zeros(best.shape, jnp.uint8)
     for k, view in enumerate(others, 1):
-        # A NaN wins, as it does in jnp.maximum.
+        # A NaN wins, as it does in lax.max.
         place = jnp.where((view > best) | jnp.isnan(view), jnp.uint8(k), place)
         best = jnp.maximum(best, view)
-    return best, place
+    return place
 
 
 def avg_pool(x: jax.Array, window: int = 2) -> jax.Array:
