@@ -2,11 +2,10 @@
 
 The gradient of `lax.reduce_window` max pooling is a select-and-scatter, ten times slower than
 remembering where in its block each maximum was, which makes the gradient one elementwise pass that
-does not read the input again. The maximum itself is a `reduce_window`, because XLA:CPU fuses no such
-producer: a maximum of slices it would compute once more, example by example, inside the transpose
-before the next layer's filter gradient (a seventh of the whole step of the papers' CNN). Of equal
-maxima the first takes the gradient, as in PyTorch. Blocks do not overlap; a ragged border is
-dropped, as in PyTorch.
+does not read the input again. The maximum itself is a `reduce_window`, because XLA:CPU fuses none:
+a maximum of slices it would compute once more, example by example, inside the transpose before the
+next layer's filter gradient (a seventh of a step of the papers' CNN). Of equal maxima the first
+takes the gradient, as in PyTorch. Blocks do not overlap; a ragged border is dropped, as in PyTorch.
 """
 
 import functools
