@@ -90,8 +90,8 @@ def _parser() -> argparse.ArgumentParser:
     compare.add_argument("--figure", metavar="FILE", help="draw their curves")
     compare.set_defaults(call=_compare)
 
-    curvature = commands.add_parser("curvature", help="Hessian eigenvalues of a trained model")
-    curvature.add_argument("run", metavar="RUN")
+    curvature = commands.add_parser("curvature", help="Hessian eigenvalues of trained models")
+    curvature.add_argument("runs", nargs="+", metavar="RUN")
     curvature.add_argument("--top", type=int, default=5, help="how many eigenvalues (default 5)")
     curvature.add_argument("--method", default="lanczos", help="lanczos (default) | power")
     curvature.add_argument("--trace", type=int, default=0, metavar="PROBES", help="trace as well")
@@ -191,23 +191,27 @@ def _curvature(args, rest: list[str]) -> int:
 
     _refuse_unknown(rest)
     if args.clients:
-        rows = analysis.local_curvature(
-            args.run, args.clients, examples=args.examples, data_dir=args.data
-        )
-        show = lambda value: "" if value is None else f"{value:.4g}"
-        print(tables.table(
-            ["client", "examples", "lambda_1, own data", "lambda_1, all data"],
-            [[r["client"], str(r["examples"]), show(r["own"]), show(r["all"])] for r in rows],
-        ))
+        for run in args.runs:
+            rows = analysis.local_curvature(
+                run, args.clients, examples=args.examples, data_dir=args.data
+            )
+            print(tables.of_records(rows))
         return 0
-    found = analysis.spectrum(
-        args.run, top=args.top, split=args.split, examples=args.examples, model=args.model,
-        client=args.client, method=args.method,
-        precision="float64" if args.float64 else "float32", trace_probes=args.trace,
-        density_probes=args.density, data_dir=args.data, seed=args.seed,
-    )
-    for name, value in found.items():
-        print(f"{name:<22} {value:.6g}" if isinstance(value, float) else f"{name:<22} {value}")
+    found = [
+        analysis.spectrum(
+            run, top=args.top, split=args.split, examples=args.examples, model=args.model,
+            client=args.client, method=args.method,
+            precision="float64" if args.float64 else "float32", trace_probes=args.trace,
+            density_probes=args.density, data_dir=args.data, seed=args.seed,
+        )
+        for run in args.runs
+    ]
+    if len(found) == 1:
+        print(tables.of_records([{"": k, "value": v} for k, v in found[0].items()], left=(0, 1)))
+    else:
+        names = ("run", "model", "round", "loss", "lambda_1", "lambda_5", "lambda_1/lambda_5",
+                 "converged", "trace")
+        print(tables.of_records([{k: s[k] for k in names if k in s} for s in found]))
     return 0
 
 

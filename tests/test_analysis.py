@@ -36,7 +36,7 @@ def test_curvature(runs, capsys):
     summary = json.loads(base.read_text())
     assert (summary["split"], summary["examples"], summary["model"]) == ("train", 100, "global")
     assert summary["lambda_1"] >= summary["lambda_5"]
-    assert f"{summary['lambda_1']:.6g}" in shown
+    assert f"{summary['lambda_1']:.4g}" in shown
     with np.load(base.with_suffix(".npz")) as arrays:
         assert len(arrays["eigenvalues"]) == 5
         assert arrays["weights"].sum() == pytest.approx(1, abs=1e-5)
@@ -44,6 +44,14 @@ def test_curvature(runs, capsys):
     power = analysis.spectrum(runs[0], top=1, examples=100, method="power", model="swa")
     assert power["model"] == "swa"
     assert power["lambda_1"] > 0
+
+
+def test_several_runs_are_one_table(runs, capsys):
+    assert cli.main(["curvature", *runs[:2], "--examples", "64"]) == 0
+    header, _, *rows = capsys.readouterr().out.splitlines()
+    assert header.split() == ["run", "model", "round", "loss", "lambda_1", "lambda_5",
+                              "lambda_1/lambda_5", "converged"]
+    assert [row.split()[0] for row in rows] == runs[:2]
 
 
 def test_stopped_eigenvalues_go_on(runs, monkeypatch, capsys):
@@ -80,12 +88,12 @@ def test_local_models_on_their_own_and_on_all_data(runs, capsys):
     shown = capsys.readouterr().out
     (path,) = (pathlib.Path(runs[0]) / "curvature").glob("clients*.json")
     rows = json.loads(path.read_text())
-    assert [r["client"] for r in rows] == ["0", "1", "global"]
+    assert [r["model"] for r in rows] == ["client 0", "client 1", "global"]
     for row in rows[:2]:
-        assert f"{row['own']:.4g}" in shown
-        assert row["own"] != row["all"]
+        assert f"{row['lambda_1, own data']:.4g}" in shown
+        assert row["lambda_1, own data"] != row["lambda_1, all data"]
     one = analysis.spectrum(runs[0], client=1, split="own", top=1)
-    assert one["lambda_1"] == pytest.approx(rows[1]["own"], rel=0.02)
+    assert one["lambda_1"] == pytest.approx(rows[1]["lambda_1, own data"], rel=0.02)
     command = ["landscape", "--surface", runs[0], "--client", "1", "--points", "3",
                "--examples", "64"]
     assert cli.main(command) == 0

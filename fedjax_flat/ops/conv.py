@@ -238,8 +238,8 @@ def _examples_last(x, groups):
     more per example, by an operation that XLA neither fuses nor sees through: a sum over windows of
     one number and one zero.
     """
-    n, height, width, channels = *x.shape[:3], x.shape[3] // groups
-    apart = 64 // x.dtype.itemsize
+    n, height, width, features = x.shape
+    channels, apart = features // groups, 64 // x.dtype.itemsize
     x = lax.reduce_window(
         x.reshape(n, -1, 1), jnp.zeros((), x.dtype), lax.add, (1, 1, 2), (1, 1, 1),
         ((0, 0), (0, apart), (0, 1)),

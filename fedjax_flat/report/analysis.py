@@ -140,12 +140,14 @@ def local_curvature(
     for client, params in _bar("clients", total=len(chosen))(models):
         own = loss_of(trained, "own", client=client)
         rows.append({
-            "client": str(client), "examples": own.examples,
-            "own": flatness.of_model(own, params)["lambda_1"],
-            "all": flatness.of_model(whole, params)["lambda_1"],
+            "model": f"client {client}", "examples": own.examples,
+            "lambda_1, own data": flatness.of_model(own, params)["lambda_1"],
+            "lambda_1, all data": flatness.of_model(whole, params)["lambda_1"],
         })
-    everything = flatness.of_model(whole, trained.model())["lambda_1"]
-    rows.append({"client": "global", "examples": whole.examples, "own": None, "all": everything})
+    rows.append({
+        "model": "global", "examples": whole.examples, "lambda_1, own data": None,
+        "lambda_1, all data": flatness.of_model(whole, trained.model())["lambda_1"],
+    })
     path = trained.folder.path / "curvature" / f"clients{len(chosen)}_train{whole.examples}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, json.dumps(rows, indent=2) + "\n")

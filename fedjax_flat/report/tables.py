@@ -1,6 +1,7 @@
 """Plain-text tables that fit a terminal."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 
 def table(
@@ -19,6 +20,16 @@ def table(
 
     rule = "  ".join("-" * w for w in widths)
     return "\n".join([line(cells[0]), rule, *[line(r) for r in cells[1:]]])
+
+
+def of_records(records: Sequence[Mapping[str, Any]], left: Sequence[int] = (0,)) -> str:
+    """Records with the same names, one per row; four digits, None as nothing."""
+
+    def show(value):
+        return "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
+
+    header = list(records[0])
+    return table(header, [[show(r[name]) for name in header] for r in records], left)
 
 
 def percent(mean: float, deviation: float) -> str:
