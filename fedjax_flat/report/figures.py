@@ -23,7 +23,14 @@ def accuracy_curves(runs: Runs, path: str | os.PathLike, *, split: str = "test")
         drift.plot(rounds, _smooth(mean), color=f"C{i}", label=label, linewidth=1.5)
     drift.set(xlabel="round", ylabel=r"client drift $\|w_k - w\|$", ylim=(0, None))
     drift.grid(alpha=0.25)
-    drift.legend(frameon=False)
+    if len(runs) <= 4:
+        drift.legend(frameon=False)
+    else:  # too many for the corners
+        figure.legend(
+            *accuracy.get_legend_handles_labels(), loc="outside lower center", ncols=4,
+            frameon=False,
+        )
+        accuracy.get_legend().remove()
     return pictures.save(figure, path)
 
 
