@@ -70,8 +70,8 @@ def test_train_resume_continue_and_start_afresh(call, tmp_path):
         (["--config.cohort.size=21"], "a cohort of 21 from 20 clients"),
         (["--config.partition.alpha=-1.0"], "partition.alpha = -1.0: expected 0 or more"),
         (["--config.data.name=digit"], "unknown dataset 'digit'"),
-        (["--config.model.name=mpl"], "unknown model 'mpl': expected one of cnn, mlp. Did you "
-                                      "mean 'mlp'?"),
+        (["--config.model.name=mpl"], "unknown model 'mpl': expected one of cnn, mlp, resnet18. "
+                                      "Did you mean 'mlp'?"),
         (["--config.algorithm.name=fedavgg"], "unknown algorithm 'fedavgg'"),
         (["--config.server.optimizer=sdg"], "unknown server optimizer 'sdg'"),
         (["--config.server.optimizer=adam", "--config.server.momentum=0.9"], "goes with"),

@@ -76,7 +76,7 @@ def test_a_local_model_is_what_the_server_takes_from_one_client(strategy):
 
 def test_every_method_that_trains_has_local_models():
     problem = methods.problem()
-    for name in ("scaffold", "naivefedgloss", "mime", "fedsmoo"):
+    for name in ("scaffold", "naivefedgloss"):
         algorithm = methods.algorithm_of(name)
         state = ff.init_state(algorithm, problem.params, 7, jax.random.key(0))
         models = jax.jit(local_models(algorithm, ff.cohort_map("map")))
