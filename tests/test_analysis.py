@@ -70,7 +70,16 @@ def test_stopped_eigenvalues_go_on(runs, monkeypatch, capsys):
     assert "same command goes on" in capsys.readouterr().err
     folder = pathlib.Path(runs[1]) / "curvature"
     assert len(list(folder.glob(".partial*"))) == 2
-    monkeypatch.setattr(analysis.Journal, "append", lambda self, *step: calls.append(step))
+    with open(next(folder.glob(".partial*.vectors")), "ab") as file:
+        file.write(b"half a vector, as a killed process leaves it")
+    size = ff.models.num_parameters(ff.load_run(runs[1]).model())
+
+    def append_and_look(self, *step):
+        append(self, *step)
+        calls.append(step)
+        assert self.vectors.stat().st_size == 4 * size * len(calls)
+
+    monkeypatch.setattr(analysis.Journal, "append", append_and_look)
     assert analysis.spectrum(runs[1], top=3, examples=64) == whole
     assert len(calls) == whole["products"], "the first seven were not made again"
     assert not list(folder.glob(".partial*"))

@@ -48,6 +48,9 @@ def test_records(measured):
     assert expected["lambda_1"] > 0
     own = [r["lambda_1"] for r in of(result) if r["split"] == "own"]
     assert len(set(own)) == len(own), "every client and round has its own"
+    ((_, local),) = flatness.client_models(built, result.state, [1])
+    data = curvature.of_client(built.objective, built.data, 1)
+    assert own[-1] == flatness.of_model(data, local)["lambda_1"]
     assert figures.curvature_curves(result.records, folder / "c.png").stat().st_size > 5000
 
 

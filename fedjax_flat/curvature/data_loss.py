@@ -17,6 +17,7 @@ import jax.numpy as jnp
 
 from fedjax_flat import memory
 from fedjax_flat.data import Batch, Examples, FederatedData
+from fedjax_flat.data.federated import client_batch
 from fedjax_flat.objective import Objective, Totals
 
 Params = Any
@@ -82,10 +83,10 @@ def of_examples(
     count = min(limit or len(examples.labels), len(examples.labels))
     size = min(batch_size, count)
     index = jnp.arange(-(-count // size) * size).reshape(-1, size)
-    return _of_batches(
-        objective, _gather(examples, jnp.minimum(index, count - 1), index < count), weight_decay,
-        precision,
-    )
+    here = jnp.minimum(index, count - 1)
+    images, labels = jnp.asarray(examples.images), jnp.asarray(examples.labels)
+    batches = Batch(images[here], labels[here], index < count)
+    return _of_batches(objective, batches, weight_decay, precision)
 
 
 def of_client(
@@ -99,20 +100,12 @@ def of_client(
     """The loss of an experiment on one client's examples; the same shapes for every client."""
     size = min(batch_size, data.max_size)
     position = jnp.arange(-(-data.max_size // size) * size).reshape(-1, size)
-    mask = position < data.sizes[client]
-    index = data.indices[data.offsets[client] + jnp.where(mask, position, 0)]
-    return _of_batches(
-        objective, _gather(data.examples, index, mask), weight_decay, "float32"
-    )
+    batches = client_batch(data.client(jnp.int32(client)), position)
+    return _of_batches(objective, batches, weight_decay, "float32")
 
 
 def _of_batches(objective, batches: Batch, weight_decay: float, precision: str) -> DataLoss:
     return data_loss(_in_evaluation(objective, precision), batches, weight_decay=weight_decay)
-
-
-def _gather(examples: Examples, index: jax.Array, mask: jax.Array) -> Batch:
-    images, labels = jnp.asarray(examples.images), jnp.asarray(examples.labels)
-    return Batch(images[index], labels[index], mask)
 
 
 @functools.lru_cache(maxsize=8)
