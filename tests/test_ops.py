@@ -189,6 +189,46 @@ def test_pooled_convolution_commutes_with_its_bias(window):
     np.testing.assert_array_equal(layer.apply({"params": params}, x), ops.max_pool(before, window))
 
 
+def test_bias_in_every_mode():
+    key = iter(jax.random.split(jax.random.key(0), 4))
+    draw = lambda *shape: jax.random.normal(next(key), shape)
+    x, b, u, v = draw(3, 2, 4, 5, 6), draw(3, 6), draw(3, 2, 4, 5, 6), draw(3, 6)
+    plain = lambda x, b: x + b.reshape(1, 1, 1, -1)
+
+    def modes(add):
+        loss = lambda x, b: jnp.sum(jnp.sin(add(x, b)) * x)
+        gradient = jax.grad(loss, argnums=(0, 1))
+        product = lambda x, b, u, v: jax.jvp(gradient, (x, b), (u, v))[1]
+        twice = lambda x, b, u, v: jax.grad(
+            lambda x, b: jnp.vdot(gradient(x, b)[1], v), argnums=(0, 1)
+        )(x, b)
+        return (
+            jax.vmap(add)(x, b),
+            jax.vmap(add, (None, 0))(x[0], b),
+            jax.vmap(add, (0, None), 1)(x, b[0]),
+            gradient(x[0], b[0]),
+            jax.vmap(gradient, in_axes=(1, None))(jnp.moveaxis(x, 0, 1), b[0]),
+            jax.grad(lambda b: jnp.sum(jnp.sin(jax.vmap(add)(x, b))))(b),
+            jax.jit(jax.vmap(product))(x, b, u, v),
+            jax.jit(jax.vmap(twice))(x, b, u, v),
+        )
+
+    jax.tree.map(
+        lambda ours, theirs: np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5),
+        modes(ops.add_bias), modes(plain),
+    )
+
+
+def test_gradient_of_a_bias_sums_bfloat16_in_float32():
+    x = jnp.full((2, 40, 40, 1), 1.0, jnp.bfloat16)
+    total = lambda b: jnp.sum(ops.add_bias(x, b)[:1].astype(jnp.float32))
+    gradient = jax.grad(total)(jnp.zeros((1,), jnp.bfloat16))
+    assert gradient.dtype == jnp.bfloat16
+    assert gradient[0] == 1600  # summed in bfloat16: 256
+    bias = importlib.import_module("fedjax_flat.ops.bias")
+    np.testing.assert_array_equal(bias._xla_total(x), bias._cpu_total(x))
+
+
 def test_layers_share_names_and_shapes_with_flax():
     x = jnp.ones((1, 9, 9, 4))
     shapes = lambda m: jax.tree.map(jnp.shape, m.init(jax.random.key(0), x)["params"])

@@ -70,5 +70,5 @@ class Conv(nn.Module):
             x = ops.max_pool(x, self.pool)
         if self.use_bias:
             bias = self.param("bias", init, (self.features,)).astype(x.dtype)
-            x = x + bias.reshape(1, 1, 1, -1)
+            x = ops.add_bias(x, bias)
         return x

@@ -1,6 +1,7 @@
 """Operations that stay fast inside compiled loops and under jvp(grad)."""
 
+from fedjax_flat.ops.bias import add_bias
 from fedjax_flat.ops.conv import accumulator, conv, conv_general_dilated
 from fedjax_flat.ops.pooling import avg_pool, max_pool
 
-__all__ = ["accumulator", "avg_pool", "conv", "conv_general_dilated", "max_pool"]
+__all__ = ["accumulator", "add_bias", "avg_pool", "conv", "conv_general_dilated", "max_pool"]

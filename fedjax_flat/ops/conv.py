@@ -204,11 +204,9 @@ def _cpu_input_grad(g, w, geometry: Geometry):
     for a in range(kh):
         before = dilate_h * a - top
         after = image_h - (out_h - 1) * stride_h - 1 - before
-        parts.append(lax.pad(
-            rows[:, :, :, :, a], zero, (none, (before, after, stride_h - 1), none, none, none)
-        ))
-    total = functools.reduce(jnp.add, parts)
-    return total.reshape(n, image_h, image_w, groups * channels).astype(g.dtype)
+        part = rows[:, :, :, :, a].reshape(n, out_h, image_w, groups * channels)
+        parts.append(lax.pad(part, zero, (none, (before, after, stride_h - 1), none, none)))
+    return functools.reduce(jnp.add, parts).astype(g.dtype)
 
 
 def _cpu_filter_grad(x, g, geometry: Geometry):

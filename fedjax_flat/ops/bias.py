@@ -1,0 +1,65 @@
+"""A bias whose gradient is cheap on CPU.
+
+That gradient is a sum over examples and image for each channel. XLA:CPU fuses a sum with whatever
+computes its summands, and then computes all of that anew for every channel: a fifth of a step for a
+layer without pooling on 28 x 28 images. A product with a vector of ones is the same sum over
+values computed once. Hence two primitives, each the transpose of the other, so that derivatives of
+any order keep this form: `spread`, (N, C) -> (N, H, W, C), and `total`, back. On other platforms
+they lower to XLA's own broadcast and sum.
+"""
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.extend import core
+from jax.interpreters import ad, batching, mlir
+
+from fedjax_flat.ops.conv import accumulator
+
+
+def add_bias(x: jax.Array, bias: jax.Array) -> jax.Array:
+    """x (N, H, W, C) plus bias (C,)."""
+    n, *image, channels = x.shape
+    per_example = jnp.broadcast_to(bias.reshape(1, channels), (n, channels))
+    return x + _spread_p.bind(per_example, image=tuple(image))
+
+
+def _spread(values, image):
+    n, channels = values.shape
+    return lax.broadcast_in_dim(values, (n, *image, channels), (0, 3))
+
+
+def _xla_total(x):
+    return jnp.sum(x, axis=(1, 2), dtype=accumulator(x)).astype(x.dtype)
+
+
+def _cpu_total(x):
+    ones = jnp.ones(x.shape[:3], x.dtype)
+    image = (((1, 2), (1, 2)), ((0,), (0,)))
+    return lax.dot_general(ones, x, image, preferred_element_type=accumulator(x)).astype(x.dtype)
+
+
+def _primitive(name, xla, cpu):
+    primitive = core.Primitive(name)
+
+    def abstract_eval(x, **params):
+        out = jax.eval_shape(lambda x: xla(x, **params), jax.ShapeDtypeStruct(x.shape, x.dtype))
+        return jax.core.ShapedArray(out.shape, out.dtype)
+
+    def batch(args, dims, **params):  # joins the examples
+        x = jnp.moveaxis(args[0], dims[0], 0)
+        out = primitive.bind(lax.collapse(x, 0, 2), **params)
+        return out.reshape(*x.shape[:2], *out.shape[1:]), 0
+
+    primitive.def_impl(jax.jit(primitive.bind, static_argnames="image"))
+    primitive.def_abstract_eval(abstract_eval)
+    mlir.register_lowering(primitive, mlir.lower_fun(xla, multiple_results=False))
+    mlir.register_lowering(primitive, mlir.lower_fun(cpu, multiple_results=False), platform="cpu")
+    batching.primitive_batchers[primitive] = batch
+    return primitive
+
+
+_spread_p = _primitive("spread", _spread, _spread)
+_total_p = _primitive("total", _xla_total, _cpu_total)
+ad.deflinear2(_spread_p, lambda ct, values, image: [_total_p.bind(ct)])
+ad.deflinear2(_total_p, lambda ct, x: [_spread_p.bind(ct, image=x.aval.shape[1:3])])
