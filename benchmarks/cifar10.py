@@ -1,15 +1,15 @@
 """The papers' methods on CIFAR-10 with the same cohorts, for as many rounds as there is time.
 
-    python benchmarks/cifar10.py flat    --data FOLDER --out FOLDER [--rounds 160]
-    python benchmarks/cifar10.py methods --data FOLDER --out FOLDER [--rounds 160]
+    python benchmarks/cifar10.py flat    --data FOLDER --out FOLDER [--rounds 160] [--alpha 0.05]
+    python benchmarks/cifar10.py methods --data FOLDER --out FOLDER [--rounds 160] [--alpha 0.05]
 
 flat: FedAvg, FedSAM and FedASAM, each with and without SWA, as configs/fedsam.py has them. methods:
 FedAvg, FedAvgM, SCAFFOLD, FedDyn, FedDyn with SAM, FedSMOO and FedGloSS with SAM, as
-configs/fedgloss.py has them. Both: alpha = 0.05, the released split, 10 of 100 clients per round.
-SWA changes nothing before it starts at 75 % of the rounds, so the runs with it branch off the ones
-without it a cycle earlier. Stop and repeat the command as you like: it goes on, also with more
-rounds (not for SWA). Prints the table of the last rounds and draws the curves; a run that diverges
-is reported with its round.
+configs/fedgloss.py has them. Both: the released split of alpha = 0.05 (or 0, or 100), 10 of 100
+clients per round. SWA changes nothing before it starts at 75 % of the rounds, so the runs with it
+branch off the ones without it a cycle earlier. Stop and repeat the command as you like: it goes on,
+also with more rounds (not for SWA). Prints the table of the last rounds and draws the curves; a run
+that diverges is reported with its round.
 """
 
 import argparse
@@ -49,6 +49,7 @@ def main():
     parser.add_argument("--data", required=True, help="folder of CIFAR-10 and fedsam-splits.npz")
     parser.add_argument("--out", required=True, help="folder for the runs")
     parser.add_argument("--rounds", type=int, default=160)
+    parser.add_argument("--alpha", type=float, default=0.05, choices=[0.0, 0.05, 100.0])
     parser.add_argument("--window", type=int, default=20)
     args = parser.parse_args()
     args.out = pathlib.Path(args.out)
@@ -65,7 +66,7 @@ def config(args, source, more=""):
     """A file of configs/ with its options, shorter."""
     file, options = source.split(":")
     get_config = runpy.run_path(str(CONFIGS / file))["get_config"]
-    c = get_config(f"cifar10,alpha=0.05,cohort=10,released,{options}{more}")
+    c = get_config(f"cifar10,alpha={args.alpha:g},cohort=10,released,{options}{more}")
     c.rounds, c.eval.window, c.eval.every, c.checkpoint.every = args.rounds, args.window, 10, 10
     return c
 
@@ -116,8 +117,8 @@ def report(args, runs):
         loss = metrics.window_mean(records, args.window, model=model, name="loss")[0]
         rows.append([label, tables.percent(mean, deviation), f"{loss:.3f}"])
         found[label] = {"mean": mean, "deviation": deviation, "loss": loss}
-    print(f"\nCIFAR-10, alpha = 0.05, 10 of 100 clients per round; mean ± deviation over the last "
-          f"{args.window} of {args.rounds} rounds\n")
+    print(f"\nCIFAR-10, alpha = {args.alpha:g}, 10 of 100 clients per round; mean ± deviation over "
+          f"the last {args.window} of {args.rounds} rounds\n")
     print(tables.table(["method", "test accuracy (%)", "test loss"], rows))
     (args.out / f"{args.which}.json").write_text(json.dumps(found, indent=2) + "\n")
     print(f"figure: {figures.accuracy_curves(curves, args.out / f'{args.which}.png')}")
