@@ -95,7 +95,7 @@ def test_wrong_inputs(call, tmp_path, monkeypatch, arguments, message):
 
 def test_missing_config_file_and_folder(call):
     assert "no config file nowhere.py" in call("--config", "nowhere.py")[2]
-    assert "has no config.json. Give --config" in call()[2]
+    assert "has no config.json. `fedjax-flat train --config FILE --run FOLDER`" in call()[2]
 
 
 def test_a_config_file_with_a_mistake(call, tmp_path):

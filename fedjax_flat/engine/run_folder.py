@@ -48,8 +48,8 @@ class RunFolder:
             return config_lib.from_json(self.config_file.read_text())
         except FileNotFoundError:
             raise errors.UsageError(
-                f"{self.path} is not a run folder: it has no config.json. Give --config to start "
-                "a run there."
+                f"{self.path} is not a run folder: it has no config.json. `fedjax-flat train "
+                "--config FILE --run FOLDER` makes one."
             ) from None
         except (ValueError, KeyError, AttributeError, TypeError) as e:
             raise errors.UsageError(f"{self.config_file} cannot be read: {e}") from e
