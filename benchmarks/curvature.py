@@ -70,7 +70,7 @@ def problem(args):
     objective = ff.objective.classification(model, ff.data.preprocess(dataset))
     params = jax.jit(model.init)(KEY)
     client = ff.client.local_training(objective, ff.client.sgd(0.05, momentum=0.9), batch_size=50)
-    data = ff.data.federate(examples, ff.data.Partition.of([np.arange(1500)]))
+    data = ff.data.federate(examples, ff.data.Partition.of([np.arange(min(1500, args.examples))]))
     train = jax.jit(lambda p: client.train(p, data.client(0), KEY, round=0).params)
     return objective, train(params), images, labels
 
