@@ -112,17 +112,33 @@ def check_every_mode(case):
         )
 
 
-def test_the_lowering_for_accelerators_is_the_same_function():
+@pytest.mark.parametrize(("strides", "padding", "dilation", "groups"), [
+    ((2, 1), ((1, 1), (0, 1)), (1, 2), 2),
+    ((1, 1), ((0, 0), (0, 0)), (1, 1), 1),
+    ((1, 2), ((1, 2), (0, 1)), (2, 1), 1),
+    ((1, 1), ((4, 5), (1, 0)), (1, 1), 1),  # higher than the filter
+    ((3, 1), ((0, 1), (2, 2)), (1, 1), 1),
+])
+def test_the_lowering_for_accelerators_is_the_same_function(strides, padding, dilation, groups):
     """What GPU and TPU get, run here: XLA's own convolution and its gradients."""
     module = importlib.import_module("fedjax_flat.ops.conv")
-    geometry = module.Geometry((7, 6), (3, 2), (2, 1), ((1, 1), (0, 1)), (1, 2), 2)
+    geometry = module.Geometry((7, 6), (3, 2), strides, padding, dilation, groups)
     keys = jax.random.split(jax.random.key(0), 3)
     x = jax.random.normal(keys[0], (2, 7, 6, 4))
-    w = jax.random.normal(keys[1], (3, 2, 2, 6))
+    w = jax.random.normal(keys[1], (3, 2, 4 // groups, 6))
     g = jax.random.normal(keys[2], (2, *geometry.out, 6))
     close = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
     close(module._xla_input_grad(g, w, geometry), module._cpu_input_grad(g, w, geometry))
     close(module._xla_filter_grad(x, g, geometry), module._cpu_filter_grad(x, g, geometry))
+
+
+def test_padding_wider_than_the_filter():
+    """XLA:CPU's own gradient of this convolution is wrong in jaxlib 0.10.2."""
+    x = jax.random.normal(jax.random.key(0), (2, 7, 6, 4))
+    w = jax.random.normal(jax.random.key(1), (3, 2, 4, 6))
+    options = {"strides": (1, 1), "padding": ((4, 5), (3, 0)), "dilation": (1, 1), "groups": 1}
+    grad = lambda conv: jax.grad(lambda x: jnp.sum(jnp.sin(conv(x, w, **options))))(x)
+    np.testing.assert_allclose(grad(ops.conv), grad(taps), rtol=1e-4, atol=1e-4)
 
 
 def test_depthwise():
@@ -167,6 +183,17 @@ def test_max_pool_agrees_with_reduce_window(shape):
     product = jax.jvp(grad(ops.max_pool), (x,), (t,))[1]
     at_maximum = jnp.where(grad(window)(x) != 0, -jnp.sin(x) * t, 0.0)
     np.testing.assert_allclose(product, at_maximum, rtol=1e-5, atol=1e-6)
+
+
+def test_second_derivatives_of_max_pool_in_batches_and_in_reverse():
+    x, y, t = (jax.random.normal(jax.random.key(i), (2, 7, 5, 3)) for i in range(3))
+    grad = jax.grad(lambda x: jnp.sum(jnp.sin(ops.max_pool(x))))
+    product = lambda x, t: jax.jvp(grad, (x,), (t,))[1]
+    pair, close = jnp.stack([product(x, t), product(y, t)]), np.testing.assert_allclose
+    close(jax.vmap(product, (1, None))(jnp.stack([x, y], 1), t), pair, rtol=1e-6)
+    close(jax.vmap(product, (None, 2))(x, jnp.stack([t, -t], 2))[1], -pair[0], rtol=1e-6)
+    reverse = jax.grad(lambda x: jnp.vdot(grad(x), t))
+    close(reverse(x), pair[0], rtol=1e-6)
 
 
 def test_the_first_of_equal_maxima_takes_the_gradient():

@@ -11,10 +11,10 @@ they lower to XLA's own broadcast and sum.
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.extend import core
-from jax.interpreters import ad, batching, mlir
+from jax.interpreters import ad
 
 from fedjax_flat.ops.conv import accumulator
+from fedjax_flat.ops.primitive import primitive
 
 
 def add_bias(x: jax.Array, bias: jax.Array) -> jax.Array:
@@ -39,27 +39,7 @@ def _cpu_total(x):
     return lax.dot_general(ones, x, image, preferred_element_type=accumulator(x)).astype(x.dtype)
 
 
-def _primitive(name, xla, cpu):
-    primitive = core.Primitive(name)
-
-    def abstract_eval(x, **params):
-        out = jax.eval_shape(lambda x: xla(x, **params), jax.ShapeDtypeStruct(x.shape, x.dtype))
-        return jax.core.ShapedArray(out.shape, out.dtype)
-
-    def batch(args, dims, **params):  # joins the examples
-        x = jnp.moveaxis(args[0], dims[0], 0)
-        out = primitive.bind(lax.collapse(x, 0, 2), **params)
-        return out.reshape(*x.shape[:2], *out.shape[1:]), 0
-
-    primitive.def_impl(jax.jit(primitive.bind, static_argnames="image"))
-    primitive.def_abstract_eval(abstract_eval)
-    mlir.register_lowering(primitive, mlir.lower_fun(xla, multiple_results=False))
-    mlir.register_lowering(primitive, mlir.lower_fun(cpu, multiple_results=False), platform="cpu")
-    batching.primitive_batchers[primitive] = batch
-    return primitive
-
-
-_spread_p = _primitive("spread", _spread, _spread)
-_total_p = _primitive("total", _xla_total, _cpu_total)
+_spread_p = primitive("spread", _spread)
+_total_p = primitive("total", _xla_total, _cpu_total)
 ad.deflinear2(_spread_p, lambda ct, values, image: [_total_p.bind(ct)])
 ad.deflinear2(_total_p, lambda ct, x: [_spread_p.bind(ct, image=x.aval.shape[1:3])])

@@ -6,6 +6,9 @@ does not read the input again. The maximum itself is a `reduce_window`, because 
 a maximum of slices it would compute once more, example by example, inside the transpose before the
 next layer's filter gradient (a seventh of a step of the papers' CNN). Of equal maxima the first
 takes the gradient, as in PyTorch. Blocks do not overlap; a ragged border is dropped, as in PyTorch.
+
+Derivatives are two primitives, each the transpose of the other: `pick` the values at the remembered
+places, and `put` them back. So a linearised gradient keeps one byte per maximum.
 """
 
 import functools
@@ -13,6 +16,9 @@ import itertools
 
 import jax
 import jax.numpy as jnp
+from jax.interpreters import ad
+
+from fedjax_flat.ops.primitive import primitive
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
@@ -26,12 +32,7 @@ def max_pool(x: jax.Array, window: int = 2) -> jax.Array:
 @max_pool.defjvp
 def _max_pool_jvp(window, primals, tangents):
     (x,), (t,) = primals, tangents
-    out, place = max_pool(x, window), _place(x, window)
-    offset = jnp.arange(window, dtype=place.dtype)
-    here = offset.reshape(1, 1, -1, 1, 1, 1) * window + offset.reshape(1, 1, 1, 1, -1, 1)
-    chosen = place[:, :, None, :, None, :] == here
-    t = _blocks(t, window)
-    return out, jnp.sum(jnp.where(chosen, t, jnp.zeros_like(t)), axis=(2, 4))
+    return max_pool(x, window), _pick_p.bind(t, _place(x, window), window=window)
 
 
 def _place(x, window):
@@ -49,6 +50,27 @@ def _place(x, window):
     return place
 
 
+def _pick(x, place, window):
+    """The values at these places, (N, H, W, C) -> (N, h, w, C)."""
+    blocks, zero = _blocks(x, window), jnp.zeros((), x.dtype)
+    return sum(
+        jnp.where(place == k, blocks[:, :, i, :, j], zero)
+        for k, (i, j) in enumerate(itertools.product(range(window), repeat=2))
+    )
+
+
+def _put(values, place, window, image):
+    """Back to these places in an image of zeros, (N, h, w, C) -> (N, H, W, C)."""
+    n, rows, cols, channels = values.shape
+    offset = jnp.arange(window, dtype=place.dtype)
+    here = offset.reshape(1, 1, -1, 1, 1, 1) * window + offset.reshape(1, 1, 1, 1, -1, 1)
+    apart = lambda x: x[:, :, None, :, None, :]
+    blocks = jnp.where(apart(place) == here, apart(values), jnp.zeros((), values.dtype))
+    covered = blocks.reshape(n, rows * window, cols * window, channels)
+    border = [(0, size - along) for size, along in zip(image, covered.shape[1:3], strict=True)]
+    return jnp.pad(covered, ((0, 0), *border, (0, 0)))
+
+
 def avg_pool(x: jax.Array, window: int = 2) -> jax.Array:
     """Mean over disjoint window x window blocks of x (N, H, W, C)."""
     return jnp.mean(_blocks(x, window), axis=(2, 4))
@@ -64,3 +86,15 @@ def _blocks(x, window):
     return x[:, :rows, :cols].reshape(
         x.shape[0], rows // window, window, cols // window, window, x.shape[3]
     )
+
+
+_pick_p = primitive("pick", _pick)
+_put_p = primitive("put", _put)
+ad.defjvp(_pick_p, lambda t, x, place, **static: _pick_p.bind(t, place, **static), None)
+ad.defjvp(_put_p, lambda t, values, place, **static: _put_p.bind(t, place, **static), None)
+ad.primitive_transposes[_pick_p] = lambda ct, x, place, window: (
+    _put_p.bind(ct, place, window=window, image=x.aval.shape[1:3]), None
+)
+ad.primitive_transposes[_put_p] = lambda ct, values, place, window, image: (
+    _pick_p.bind(ct, place, window=window), None
+)
