@@ -21,7 +21,6 @@ from fedjax_flat.data.federated import client_batch
 from fedjax_flat.objective import Objective, Totals
 
 Params = Any
-BATCH_SIZE = 500
 
 
 class DataLoss(NamedTuple):
@@ -70,18 +69,19 @@ def of_examples(
     objective: Objective,
     examples: Examples,
     *,
-    batch_size: int = BATCH_SIZE,
+    batch_size: int | None = None,
     limit: int | None = None,
     weight_decay: float = 0.0,
     precision: str = "float32",
 ) -> DataLoss:
     """The loss of an experiment on its first `limit` examples, in evaluation mode.
 
+    Batches are of 100 on CPU, where their activations should stay in the cache, else of 500.
     With precision `float64`, parameters must be float64 too, and everything happens inside
     `with jax.enable_x64(True):`.
     """
     count = min(limit or len(examples.labels), len(examples.labels))
-    size = min(batch_size, count)
+    size = min(batch_size or _batch_size(), count)
     index = jnp.arange(-(-count // size) * size).reshape(-1, size)
     here = jnp.minimum(index, count - 1)
     images, labels = jnp.asarray(examples.images), jnp.asarray(examples.labels)
@@ -94,11 +94,11 @@ def of_client(
     data: FederatedData,
     client: int,
     *,
-    batch_size: int = BATCH_SIZE,
+    batch_size: int | None = None,
     weight_decay: float = 0.0,
 ) -> DataLoss:
     """The loss of an experiment on one client's examples; the same shapes for every client."""
-    size = min(batch_size, data.max_size)
+    size = min(batch_size or _batch_size(), data.max_size)
     position = jnp.arange(-(-data.max_size // size) * size).reshape(-1, size)
     batches = client_batch(data.client(jnp.int32(client)), position)
     return _of_batches(objective, batches, weight_decay, "float32")
@@ -171,6 +171,10 @@ def _compiled(totals: Callable[[Params, Any], Totals]) -> dict[str, Callable]:
         "product": jax.jit(product), "along": jax.jit(along), "linearised": jax.jit(linearised),
         "apply": jax.jit(lambda linear, vector: linear(vector)),
     }
+
+
+def _batch_size() -> int:
+    return 100 if jax.default_backend() == "cpu" else 500
 
 
 def _length(batches: Any) -> int:
