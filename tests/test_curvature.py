@@ -251,6 +251,17 @@ class TestLanczos:
         with pytest.raises(ff.UsageError, match=r"basis of 23 vectors .* needs .* method without"):
             curvature.lanczos(operator, 3, key=KEY)
 
+    @pytest.mark.parametrize("place", ["device", "host"])
+    def test_no_eigenvalue_comes_back_in_a_basis_of_many_blocks(self, place):
+        """Large eigenvalues that settle early return as ghosts where orthogonality is lost."""
+        exact = np.concatenate([0.6 ** np.arange(8), np.linspace(0, 0.01, 192)])
+        found = curvature.lanczos(
+            matrix_operator(exact), 8, key=KEY, depth=90, tolerance=0.0, basis_in=place
+        )
+        assert found.products > 40  # in blocks of 20
+        np.testing.assert_allclose(found.values, exact[:8], rtol=1e-4)
+        np.testing.assert_allclose(found.vectors @ found.vectors.T, np.eye(8), atol=1e-4)
+
     def test_matfree_finds_the_same(self, network):
         """A second library, from the same start vector."""
         from matfree import decomp, eig

@@ -13,6 +13,7 @@ The basis of Lanczos is depth x parameters. It is kept on the device if it fits,
 
 import functools
 import logging
+import math
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
@@ -27,6 +28,7 @@ from fedjax_flat.curvature.data_loss import DataLoss
 logger = logging.getLogger("fedjax_flat")
 Product = Callable[[jax.Array], jax.Array]
 Progress = Callable[[Iterable[int]], Iterable[int]]
+ROWS = 20  # of a Lanczos basis in one block
 
 
 class Operator(NamedTuple):
@@ -108,7 +110,7 @@ def lanczos(
     order = np.argsort(theta)[::-1][:top]
     residuals = np.abs(betas[-1] * s[-1, order])
     rotation = s[:, order].T.astype(operator.dtype)
-    vectors = jnp.asarray(rotation @ basis[: len(alphas)])
+    vectors = jnp.asarray(basis.combine(rotation))
     values = theta[order]
     return Spectrum(
         values, vectors, residuals, residuals <= tolerance * np.abs(values), len(alphas)
@@ -221,7 +223,7 @@ def _krylov(
     operator, key, depth, *, basis_in="auto", progress=lambda steps: steps, stop=None, start=None,
     after_step=None,
 ):
-    """(orthonormal rows, diagonal, off-diagonal with the last residual norm)."""
+    """(basis, diagonal, off-diagonal with the last residual norm)."""
     size = depth * operator.size * np.dtype(operator.dtype).itemsize
     where = memory.place(
         "basis_in", basis_in, size, memory.free(),
@@ -230,28 +232,82 @@ def _krylov(
     )
     if where != "device":
         logger.info("Lanczos basis: %s, in host memory", memory.gigabytes(size))
-    turn, put, zeros = (
-        (_step_on_device, _store_on_device, jnp.zeros) if where == "device"
-        else (_step_on_host, _store_on_host, np.zeros)
-    )
-    basis = zeros((depth, operator.size), operator.dtype)
-    basis = put(basis, _random_unit(key, operator), 1.0, 0)
+    basis = _Basis(operator, where)
+    basis.append(_random_unit(key, operator), 1.0)
     alphas, betas = ([], []) if start is None else (list(start.first), list(start.second))
-    for j in range(len(alphas)):
-        basis = put(basis, start.vectors[j], 1.0, j + 1) if j + 1 < depth else basis
+    for vector in [] if start is None else start.vectors[: depth - 1]:
+        basis.append(vector, 1.0)
     for j in progress(range(len(alphas), depth)):
         if alphas and _is_over(operator, alphas, betas, stop):
             break
-        alpha, beta, rest = turn(operator.product(jnp.asarray(basis[j])), basis, j)
-        alphas.append(float(alpha))
-        betas.append(float(beta))
-        if j + 1 < depth and betas[-1] > 0:
-            basis = put(basis, rest, beta, j + 1)
+        alpha, beta, rest = basis.step(operator.product(jnp.asarray(basis.row(j))), j)
+        alphas.append(alpha)
+        betas.append(beta)
+        if j + 1 < depth and beta > 0:
+            basis.append(rest, beta)
         if after_step:
-            after_step(np.asarray(basis[min(j + 1, depth - 1)]), alphas[-1], betas[-1])
+            after_step(np.asarray(basis.row(-1)), alpha, beta)
     if _broken_down(operator, alphas, betas):  # an invariant subspace: every Ritz value is exact
         betas[-1] = 0.0
     return basis, alphas, betas
+
+
+class _Basis:
+    """Orthonormal rows, in blocks: a step reads those that are there, not all that may come."""
+
+    def __init__(self, operator: Operator, where: str):
+        on_device = where == "device"
+        self._new = lambda: (jnp if on_device else np).zeros((ROWS, operator.size), operator.dtype)
+        self._here = jnp.asarray if on_device else np.asarray
+        self._store = _store_on_device if on_device else _store_on_host
+        self._without = _without_on_device if on_device else _without
+        self._blocks: list[Any] = []
+        self._rows = 0
+
+    def append(self, vector, length) -> None:
+        """One row more: vector / length."""
+        row = self._rows % ROWS
+        if row == 0:
+            self._blocks.append(self._new())
+        self._blocks[-1] = self._store(self._blocks[-1], vector, length, row)
+        self._rows += 1
+
+    def row(self, j: int):
+        """Row j; -1 is the last."""
+        j %= self._rows
+        return self._blocks[j // ROWS][j % ROWS]
+
+    def step(self, product, j: int):
+        """(alpha, beta, what is left of the product beside the basis)."""
+        rest = self._here(product)
+        alpha = float(self.row(j) @ rest)
+        for _ in range(2):  # twice is enough
+            for block in self._blocks:
+                rest = self._without(block, rest)
+        return alpha, math.sqrt(rest @ rest), rest
+
+    def combine(self, rotation: np.ndarray):
+        """rotation @ rows, for the first rows."""
+        whole = np.pad(rotation, ((0, 0), (0, ROWS * len(self._blocks) - rotation.shape[1])))
+        parts = np.split(whole, len(self._blocks), axis=1)
+        return sum(part @ block for part, block in zip(parts, self._blocks, strict=True))
+
+
+def _without(rows, vector):
+    return vector - rows.T @ (rows @ vector)
+
+
+_without_on_device = jax.jit(_without)
+
+
+@functools.partial(jax.jit, donate_argnums=0)
+def _store_on_device(rows, vector, length, row):
+    return rows.at[row].set(vector / length)
+
+
+def _store_on_host(rows, vector, length, row):
+    rows[row] = np.asarray(vector) / length
+    return rows
 
 
 def _is_over(operator, alphas, betas, stop) -> bool:
@@ -261,34 +317,6 @@ def _is_over(operator, alphas, betas, stop) -> bool:
 def _broken_down(operator, alphas, betas) -> bool:
     scale = max(map(abs, (*alphas, *betas)))
     return betas[-1] <= 10 * float(jnp.finfo(operator.dtype).eps) * scale
-
-
-@jax.jit
-def _step_on_device(product, basis, j):
-    """(alpha, beta, what is left of the product beside the basis)."""
-    alpha = jnp.vdot(basis[j], product)
-    rest = product
-    for _ in range(2):  # twice is enough
-        rest = rest - basis.T @ (basis @ rest)
-    return alpha, jnp.linalg.norm(rest), rest
-
-
-@functools.partial(jax.jit, donate_argnums=0)
-def _store_on_device(basis, rest, beta, j):
-    return basis.at[j].set(rest / beta)
-
-
-def _step_on_host(product, basis, j):
-    rest, rows = np.array(product), basis[: j + 1]
-    alpha = np.vdot(rows[j], rest)
-    for _ in range(2):
-        rest -= (rows @ rest) @ rows
-    return alpha, np.linalg.norm(rest), rest
-
-
-def _store_on_host(basis, rest, beta, j):
-    basis[j] = np.asarray(rest) / beta
-    return basis
 
 
 @jax.jit
