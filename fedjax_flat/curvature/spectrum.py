@@ -232,7 +232,7 @@ def _krylov(
     )
     if where != "device":
         logger.info("Lanczos basis: %s, in host memory", memory.gigabytes(size))
-    basis = _Basis(operator, where)
+    basis = _Basis(operator, depth, where)
     basis.append(_random_unit(key, operator), 1.0)
     alphas, betas = ([], []) if start is None else (list(start.first), list(start.second))
     for vector in [] if start is None else start.vectors[: depth - 1]:
@@ -255,14 +255,16 @@ def _krylov(
 class _Basis:
     """Orthonormal rows, in blocks: a step reads those that are there, not all that may come."""
 
-    def __init__(self, operator: Operator, where: str):
+    def __init__(self, operator: Operator, depth: int, where: str):
+        self._blocks: list[Any] = []
+        self._rows = 0
         on_device = where == "device"
-        self._new = lambda: (jnp if on_device else np).zeros((ROWS, operator.size), operator.dtype)
+        zeros = jnp.zeros if on_device else np.zeros
+        shape = lambda: (min(ROWS, depth - self._rows), operator.size)
+        self._new = lambda: zeros(shape(), operator.dtype)
         self._here = jnp.asarray if on_device else np.asarray
         self._store = _store_on_device if on_device else _store_on_host
         self._without = _without_on_device if on_device else _without
-        self._blocks: list[Any] = []
-        self._rows = 0
 
     def append(self, vector, length) -> None:
         """One row more: vector / length."""
@@ -287,10 +289,11 @@ class _Basis:
         return alpha, math.sqrt(rest @ rest), rest
 
     def combine(self, rotation: np.ndarray):
-        """rotation @ rows, for the first rows."""
-        whole = np.pad(rotation, ((0, 0), (0, ROWS * len(self._blocks) - rotation.shape[1])))
-        parts = np.split(whole, len(self._blocks), axis=1)
-        return sum(part @ block for part, block in zip(parts, self._blocks, strict=True))
+        """rotation @ rows, for as many rows as it has columns."""
+        return sum(
+            rotation[:, i * ROWS : (i + 1) * ROWS] @ block[: rotation.shape[1] - i * ROWS]
+            for i, block in enumerate(self._blocks)
+        )
 
 
 def _without(rows, vector):
