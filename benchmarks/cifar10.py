@@ -18,10 +18,11 @@ import pathlib
 import runpy
 import shutil
 
-import fedjax_flat as ff
-from fedjax_flat.engine import metrics
 from fedjax_flat.engine.checkpoint import Checkpoints
 from fedjax_flat.engine.run_folder import RunFolder
+
+import fedjax_flat as ff
+from fedjax_flat.engine import metrics
 from fedjax_flat.report import figures, tables
 
 CONFIGS = pathlib.Path(__file__).parents[1] / "configs"

@@ -22,14 +22,20 @@ def paper_cnn(examples: int = 640):
 
     model = ff.models.build("cnn", num_classes=10, image_shape=(32, 32, 3))
     raw = ff.data.Preprocess(lambda batch, key: batch, lambda batch: batch, mixes_labels=False)
-    objective = ff.objective.classification(model, raw)
+    task = ff.tasks.classification(model, raw)
     keys = jax.random.split(jax.random.key(0), 3)
     batches = Batch(
         jax.random.normal(keys[0], (examples // 64, 64, 32, 32, 3)),
         jax.random.randint(keys[1], (examples // 64, 64), 0, 10),
         jnp.ones((examples // 64, 64), bool),
     )
-    return lambda p, b: objective.mean_loss(p, b)[0], jax.jit(model.init)(keys[2]), batches
+    variables = jax.jit(task.init)(keys[2])
+
+    def loss(params, batch):
+        outputs = task.forward(variables._replace(params=params), batch, None)
+        return task.means(task.measure(outputs, batch))["loss"]
+
+    return loss, variables.params, batches
 
 
 def turns(functions: dict, repeat: int = 7) -> dict[str, list[float]]:
@@ -82,16 +88,16 @@ def compilation() -> None:
     dataset = Dataset("bench", examples, examples, 10, 255.0, (0.5,) * 3, (0.25,) * 3)
     data = ff.data.federate(examples, Partition.of(np.arange(5000).reshape(10, 500)))
     model = ff.models.from_linen(our_network(W1), W1.image)
-    objective = ff.objective.classification(model, ff.data.preprocess(dataset))
+    task = ff.tasks.classification(model, ff.data.preprocess(dataset))
 
     for name, sharpness in (("plain", None), ("SAM", ff.client.sam(0.1))):
         client = ff.client.local_training(
-            objective, ff.client.sgd(0.01), sharpness=sharpness, batch_size=64
+            task, ff.client.sgd(0.01), sharpness=sharpness, batch_size=64
         )
         algorithm = ff.algorithms.fedavg(client, optax.sgd(1.0))
-        step = ff.round_step(algorithm, ff.uniform(10, 5), ff.cohort_map("map"))
-        params = jax.jit(model.init)(jax.random.key(0))
-        state = ff.init_state(algorithm, params, 10, jax.random.key(1))
+        step = ff.round_step(algorithm, ff.uniform(10, 5), ff.cohort_map("map"), task=task)
+        variables = jax.jit(task.init)(jax.random.key(0))
+        state = ff.init_state(algorithm, variables, 10, jax.random.key(1))
         start = time.perf_counter()
         jax.jit(step).lower(state, data).compile()
         print(f"compiling the W1 round, {name}: {time.perf_counter() - start:.1f} s")

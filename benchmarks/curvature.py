@@ -46,17 +46,17 @@ def main() -> None:
     args = parser.parse_args()
     if args.examples < 500 or args.examples % 500:
         parser.error(f"--examples {args.examples}: expected a multiple of 500")
-    objective, params, images, labels = problem(args)
-    agree(objective, params, images[:500], labels[:500])
+    task, params, images, labels = problem(args)
+    agree(task, params, images[:500], labels[:500])
     systems = {
         (name, batch): solve
         for batch in BATCHES
-        for name, solve in solvers(objective, params, images, labels, batch).items()
+        for name, solve in solvers(task, params, images, labels, batch).items()
     }
     rows, best = time_products(systems, args)
     if args.full:
         rows += [run(systems[name, batch], name, top) for top in DEPTH for name, batch in best]
-    rows += [floor(args), *compare_products(objective, params, images, labels, args)]
+    rows += [floor(args), *compare_products(task, params, images, labels, args)]
     path = pathlib.Path(__file__).parent / "out" / "curvature.json"
     path.parent.mkdir(exist_ok=True)
     partial = path.with_suffix(".partial")
@@ -66,7 +66,7 @@ def main() -> None:
 
 
 def problem(args):
-    """(objective, briefly trained weights, images, labels)."""
+    """(task, briefly trained weights, images, labels)."""
     if args.data:
         dataset = ff.data.load("cifar10", args.data)
         images, labels = dataset.train.images, dataset.train.labels
@@ -76,17 +76,17 @@ def problem(args):
     examples = Examples(images, labels)
     dataset = ff.data.Dataset("b", examples, examples, 10, 255.0, (0.5,) * 3, (0.25,) * 3)
     model = ff.models.build("cnn", num_classes=10, image_shape=(32, 32, 3))
-    objective = ff.objective.classification(model, ff.data.preprocess(dataset))
-    params = jax.jit(model.init)(KEY)
-    client = ff.client.local_training(objective, ff.client.sgd(0.05, momentum=0.9), batch_size=50)
+    task = ff.tasks.classification(model, ff.data.preprocess(dataset))
+    start = jax.jit(task.init)(KEY)
+    client = ff.client.local_training(task, ff.client.sgd(0.05, momentum=0.9), batch_size=50)
     data = ff.data.federate(examples, ff.data.Partition.of([np.arange(min(1500, args.examples))]))
-    train = jax.jit(lambda p: client.train(p, data.client(0), KEY, round=0).params)
-    return objective, train(params), images, labels
+    train = jax.jit(lambda v: client.train(v, data.client(0), KEY, round=0).variables)
+    return task, train(start).params, images, labels
 
 
-def solvers(objective, params, images, labels, batch):
+def solvers(task, params, images, labels, batch):
     """name: solve(top, products), which returns eigenvalues, largest first."""
-    loss = curvature.of_examples(objective, Examples(images, labels), batch_size=batch)
+    loss = curvature.of_examples(task, Examples(images, labels), batch_size=batch)
     operator = curvature.flat_hessian(loss, params)
 
     def ours(top, products):
@@ -94,14 +94,14 @@ def solvers(objective, params, images, labels, batch):
 
     found = {"ours": ours}
     try:
-        found["matfree"] = with_matfree(objective, params, images, labels, batch)
+        found["matfree"] = with_matfree(task, params, images, labels, batch)
         found |= with_torch(params, images, labels, batch)
     except ModuleNotFoundError as e:
         print(f"left out: {e.name} is not installed (make bench-peers)", file=sys.stderr)
     return found
 
 
-def with_matfree(objective, params, images, labels, batch):
+def with_matfree(task, params, images, labels, batch):
     """Lanczos of matfree on products as one would write them, compiled as a whole."""
     from matfree import decomp, eig
 
@@ -113,7 +113,8 @@ def with_matfree(objective, params, images, labels, batch):
 
     def product(vector, params, batches):
         def add(total, batch):
-            loss = lambda p: objective.totals(p, objective.normalise(batch)).loss / len(labels)
+            model = ff.models.Variables
+            loss = lambda p: task.evaluate(model(p), batch)["loss"] / len(labels)
             part = jax.jvp(jax.grad(loss), (params,), (unravel(vector),))[1]
             return total + ravel_pytree(part)[0], None
 
@@ -178,10 +179,10 @@ def in_torch(params):
     return network
 
 
-def agree(objective, params, images, labels) -> None:
+def agree(task, params, images, labels) -> None:
     """All solvers on a few examples: the eigenvalues side by side, or an error."""
     found = {}
-    for name, solve in solvers(objective, params, images, labels, 500).items():
+    for name, solve in solvers(task, params, images, labels, 500).items():
         found[name] = solve(2, 40) if name == "PyHessian" else solve(5, DEPTH[5])
         print(f"top of 500 examples, {name:<20}", " ".join(f"{v:9.4f}" for v in found[name]))
     for name, values in found.items():
@@ -253,19 +254,20 @@ def run(solve, name: str, top: int) -> dict:
     }
 
 
-def compare_products(objective, params, images, labels, args) -> list[dict]:
+def compare_products(task, params, images, labels, args) -> list[dict]:
     """A product beside a gradient; a row of a surface beside a loop over jitted evaluations."""
     examples = Examples(images, labels)
-    loss = curvature.of_examples(objective, examples)
+    loss = curvature.of_examples(task, examples)
     direction = landscape.filter_normalised(KEY, params)
     axis = landscape.symmetric(1.0, 21)
-    evaluate = jax.jit(ff.evaluator(objective, 100))
+    evaluate = jax.jit(ff.evaluator(task, 100))
     on_device = ff.data.on_device(examples)
 
     def plain_loop():
         for a in axis:
             moved = jax.tree.map(lambda w, d, a=a: w + np.float32(a) * d, params, direction)
-            float(evaluate(moved, on_device).means()[0])
+            sums = evaluate(ff.models.Variables(moved), on_device)
+            float(task.means(sums)["loss"])
 
     points = jax.numpy.stack([jax.numpy.asarray(axis, "float32"), jax.numpy.zeros(21)], axis=1)
     parts = {

@@ -15,18 +15,15 @@ from workloads import W1
 
 import fedjax_flat as ff
 from fedjax_flat import experiment
-from fedjax_flat.algorithms import registry
-from fedjax_flat.data import Dataset, Examples, sources
+from fedjax_flat.data import Dataset, Examples
 
 CLIENTS = 10
 METHODS: dict[str, dict[str, object]] = {
     "FedAvg": {},
     "FedAvg again": {},  # how much of a ratio is noise
-    "FedSAM": {"client.sharpness": "sam"},
-    "FedASAM": {"client.sharpness": "asam"},
     "SWA": {"server.average": "swa", "server.swa.start": 1.0, "server.swa.cycle": 1},
     "WIMA": {"server.average": "wima", "server.wima.window": 100},
-    **{name: {"algorithm.name": name} for name in registry.METHODS if name != "fedavg"},
+    **{name: {"algorithm.name": name} for name in ff.algorithms.METHODS if name != "fedavg"},
     "fedgloss with SAM": {"algorithm.name": "fedgloss", "client.sharpness": "sam"},
     "feddyn with SAM": {"algorithm.name": "feddyn", "client.sharpness": "sam"},
 }
@@ -42,7 +39,8 @@ def noise(data_dir=None) -> Dataset:
 
 def config_of(name: str) -> ml_collections.ConfigDict:
     """W1 with one method."""
-    sources.SOURCES["noise"] = noise
+    if "noise" not in ff.data.SOURCES:
+        ff.register.source("noise", noise)
     c = ff.default_config()
     c.rounds = 1000
     c.data.name, c.model.name = "noise", "cnn"
@@ -50,7 +48,7 @@ def config_of(name: str) -> ml_collections.ConfigDict:
     c.cohort.size = W1.cohort
     c.client.learning_rate, c.client.batch_size = W1.learning_rate, W1.batch
     c.update_from_flattened_dict(METHODS[name])
-    return c
+    return ff.only_used(c)
 
 
 def a_round(name: str):

@@ -32,24 +32,25 @@ def ours(workload: Workload, precision: str = "float32", strategy: str = "auto")
     over = ff.cohort_map(strategy)
     data = over.replicate(ff.data.federate(examples, partition))
     model = ff.models.from_linen(our_network(workload), workload.image, precision)
-    objective = ff.objective.classification(model, ff.data.preprocess(dataset))
+    task = ff.tasks.classification(model, ff.data.preprocess(dataset))
     local = ff.client.local_training(
-        objective, ff.client.sgd(workload.learning_rate), batch_size=workload.batch
+        task, ff.client.sgd(workload.learning_rate), batch_size=workload.batch
     )
     algorithm = ff.algorithms.fedavg(local, optax.sgd(1.0))
     sampler = ff.uniform(workload.clients, workload.cohort)
-    step = jax.jit(ff.round_step(algorithm, sampler, over), donate_argnums=0)
-    params = jax.jit(model.init)(jax.random.key(0))
+    step = jax.jit(ff.round_step(algorithm, sampler, over, task=task), donate_argnums=0)
+    variables = jax.jit(task.init)(jax.random.key(0))
     box = [over.replicate(
-        ff.init_state(algorithm, params, workload.clients, jax.random.key(1))
+        ff.init_state(algorithm, variables, workload.clients, jax.random.key(1))
     )]
 
     def round():
         box[0] = jax.block_until_ready(step(box[0], data))[0]
 
     def loss():
-        evaluate = jax.jit(ff.evaluator(objective, 500))
-        return float(evaluate(box[0].server.params, Examples(*held_out(workload))).means()[0])
+        evaluate = jax.jit(ff.evaluator(task, 500))
+        sums = evaluate(box[0].server.model, Examples(*held_out(workload)))
+        return float(task.means(sums)["loss"])
 
     return round, loss
 

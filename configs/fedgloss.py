@@ -42,7 +42,7 @@ rounds take 6 and 11 hours; 10 clients with ResNet-18 about 150 s, not for a CPU
 measured. Table 4.18 needs Landmarks, which is not here.
 """
 
-from fedjax_flat import UsageError, arguments, default_config
+from fedjax_flat import UsageError, arguments, default_config, only_used
 
 # Tables A.4 and A.5. `rho` is that of the clients' SAM, by method where it is not the default.
 TABLES = {
@@ -119,4 +119,4 @@ def get_config(text=""):
     c.cohort.size = o.cohort or cohort
     c.eval.every, c.eval.window = 100, 100
     c.checkpoint.every = 100
-    return c
+    return only_used(c)  # each row of a table uses its own method's settings

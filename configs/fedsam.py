@@ -48,7 +48,7 @@ FedASAM (measured), so 10,000 rounds take 11 and 22 hours. On one GPU, not measu
 round is 0.04 TFLOP (FedSAM: 0.08), counted from the layers, so speed there depends on latency.
 """
 
-from fedjax_flat import UsageError, arguments, default_config
+from fedjax_flat import UsageError, arguments, default_config, only_used
 
 # (alpha: rho of SAM, rho of ASAM), cycle of SWA, rounds, cutout in pixels: tables A.1, A.2, A.3.
 TABLES = {
@@ -105,4 +105,4 @@ def get_config(text=""):
     c.server.swa.cycle = cycle
     c.eval.every, c.eval.window = 100, 100
     c.checkpoint.every = 100
-    return c
+    return only_used(c)  # rho, eta and SWA's cycle stand for all cells; some have none

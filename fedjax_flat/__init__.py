@@ -1,35 +1,69 @@
-"""Flat minima in federated learning: one jitted round, and how flat the result is."""
+"""Flat minima in federated learning: one jitted round, and how flat the result is.
+
+Names are imported when they are first used, so that `fedjax-flat --help` need not wait for jax.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 from fedjax_flat import runtime
-
-runtime.apply()  # before anything below starts a backend
-
-# ruff: noqa: E402
-from fedjax_flat import (
-    algorithms,
-    client,
-    curvature,
-    data,
-    landscape,
-    models,
-    objective,
-    rng,
-    server,
-)
-from fedjax_flat.config import arguments, default_config
-from fedjax_flat.engine.cohort import cohort_map
-from fedjax_flat.engine.evaluate import client_evaluator, evaluator
-from fedjax_flat.engine.loop import train
-from fedjax_flat.engine.restore import load_run
-from fedjax_flat.engine.round import init_state, many_rounds, round_step
-from fedjax_flat.engine.sampling import bernoulli, uniform
 from fedjax_flat.errors import DivergedError, UsageError
-from fedjax_flat.experiment import build
+from fedjax_flat.settings import Setting
 from fedjax_flat.version import __version__
 
+runtime.apply()  # before anything starts a backend
+
+if TYPE_CHECKING:
+    from fedjax_flat import (  # noqa: F401
+        algorithms,
+        client,
+        curvature,
+        data,
+        landscape,
+        models,
+        parts,
+        plugins,
+        register,
+        rng,
+        server,
+        tasks,
+        testing,
+        wire,
+    )
+
+_MODULES = (
+    "algorithms", "client", "curvature", "data", "landscape", "models", "parts", "plugins",
+    "register", "rng", "server", "tasks", "testing", "wire",
+)
+_NAMES = {
+    "arguments": "experiment.config",
+    "bernoulli": "engine.sampling",
+    "build": "experiment.assembly",
+    "client_evaluator": "engine.evaluate",
+    "cohort_map": "engine.cohort",
+    "default_config": "experiment.config",
+    "evaluator": "engine.evaluate",
+    "init_state": "engine.round",
+    "load_run": "run.restore",
+    "many_rounds": "engine.round",
+    "only_used": "experiment.config",
+    "round_step": "engine.round",
+    "train": "run.loop",
+    "uniform": "engine.sampling",
+    "validate": "experiment.config",
+}
 __all__ = [
-    "DivergedError", "UsageError", "__version__", "algorithms", "arguments", "bernoulli", "build",
-    "client", "client_evaluator", "cohort_map", "curvature", "data", "default_config", "evaluator",
-    "init_state", "landscape", "load_run", "many_rounds", "models", "objective", "rng",
-    "round_step", "runtime", "server", "train", "uniform",
+    "DivergedError", "Setting", "UsageError", "__version__", "runtime", *_MODULES, *_NAMES,
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(f"fedjax_flat.{name}")
+    if name in _NAMES:
+        return getattr(importlib.import_module(f"fedjax_flat.{_NAMES[name]}"), name)
+    raise AttributeError(f"module 'fedjax_flat' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -11,11 +11,6 @@ import signal
 import sys
 import warnings
 
-import ml_collections
-from absl import flags
-from ml_collections import config_flags
-
-from fedjax_flat import config as config_lib
 from fedjax_flat import errors
 from fedjax_flat.version import __version__
 
@@ -71,6 +66,11 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="config file (default: the one of the run folder); --config.NAME=VALUE overrides",
     )
+    train.add_argument(
+        "--import", dest="imports", action="append", default=[], metavar="FILE",
+        help="Python file that registers a source, partition, model, task or method; it is run. "
+        "The run folder remembers it",
+    )
     train.add_argument("--data", help="folder of the CIFAR files (default: $FEDJAX_FLAT_DATA)")
     train.add_argument("--fresh", action="store_true", help="delete the run in the folder first")
     train.add_argument("--yes", action="store_true", help="with --fresh: do not ask, delete")
@@ -123,6 +123,10 @@ def _parser() -> argparse.ArgumentParser:
     algorithms = commands.add_parser(
         "algorithms", help="list every method: its paper, what it sends, keeps and computes"
     )
+    algorithms.add_argument("name", nargs="?", metavar="NAME", help="all about one method: paper, "
+                            "equations, settings with ranges, traffic and state")
+    algorithms.add_argument("--import", dest="imports", action="append", default=[],
+                            metavar="FILE", help="Python file that registers methods; it is run")
     algorithms.add_argument("--json", action="store_true", help="the same as data")
     algorithms.set_defaults(call=_algorithms)
 
@@ -135,14 +139,15 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _train(args, rest: list[str]) -> int:
-    from fedjax_flat.engine import distributed
-    from fedjax_flat.engine.loop import train
-    from fedjax_flat.engine.run_folder import RunFolder
+    from fedjax_flat.experiment import validate
+    from fedjax_flat.run import distributed
+    from fedjax_flat.run.loop import train
+    from fedjax_flat.run.run_folder import RunFolder
 
     distributed.start(args.coordinator, args.processes, args.process, timeout=args.timeout)
     folder = RunFolder(args.run)
-    config = load_config(args.config, rest, folder)
-    config_lib.validate(config)
+    config = load_config(args.config, rest, folder, args.imports)
+    validate(config)
     if args.fresh and folder.path.exists() and distributed.is_primary():
         _confirm_deletion(folder, args.yes)
         folder.delete()
@@ -158,20 +163,21 @@ def _train(args, rest: list[str]) -> int:
     return 0
 
 
-def _print_summary(run: str, config: ml_collections.ConfigDict, result) -> None:
-    from fedjax_flat.engine import metrics
+def _print_summary(run: str, config, result) -> None:
     from fedjax_flat.report import figures, tables
+    from fedjax_flat.run import metrics
 
     rows = []
     for model, split in metrics.evaluated(result.records):
-        mean, deviation, count = result.accuracy(config.eval.window, split=split, model=model)
-        loss = result.accuracy(config.eval.window, split=split, model=model, name="loss")[0]
+        mean, deviation, count = result.score(config.eval.window, split=split, model=model)
+        loss = result.score(config.eval.window, split=split, model=model, name="loss")[0]
         rows.append([model, split, tables.percent(mean, deviation), f"{loss:.4f}", str(count)])
-    print(tables.table(["model", "split", "accuracy (%)", "loss", "rounds averaged"], rows))
+    score = f"{metrics.score_name(result.records)} (%)"
+    print(tables.table(["model", "split", score, "loss", "rounds averaged"], rows))
     if "test" in config.eval.splits:
         name = pathlib.Path(run).name
-        path = pathlib.Path(run) / "figures" / "accuracy.png"
-        print(f"figure: {figures.accuracy_curves({name: [result.records]}, path)}")
+        path = pathlib.Path(run) / "figures" / "score.png"
+        print(f"figure: {figures.score_curves({name: [result.records]}, path)}")
     if any("lambda_1" in r for r in result.records):
         path = pathlib.Path(run) / "figures" / "curvature.png"
         print(f"figure: {figures.curvature_curves(result.records, path)}")
@@ -238,14 +244,20 @@ def _landscape(args, rest: list[str]) -> int:
 
 
 def _algorithms(args, rest: list[str]) -> int:
-    from fedjax_flat.algorithms.registry import METHODS
+    from fedjax_flat import plugins
+    from fedjax_flat.algorithms import METHODS
     from fedjax_flat.report import methods
 
     _refuse_unknown(rest)
+    for file in args.imports:
+        plugins.load(file)
+    if args.name:
+        METHODS.find(args.name)
     if args.json:
-        print(json.dumps([methods.describe(name) for name in METHODS], indent=2))
+        names = [args.name] if args.name else METHODS
+        print(json.dumps([methods.describe(name) for name in names], indent=2))
     else:
-        print(methods.overview())
+        print(methods.page(args.name) if args.name else methods.overview())
     return 0
 
 
@@ -257,12 +269,19 @@ def _demo(args, rest: list[str]) -> int:
     return 128 + stopped_by if stopped_by else 0
 
 
-def load_config(path: str | None, overrides: list[str], folder) -> ml_collections.ConfigDict:
+def load_config(path: str | None, overrides: list[str], folder, imports=()):
     """The config of a file, or of the run folder, with `--config.NAME=VALUE` overrides."""
+    from absl import flags
+    from ml_collections import config_flags
+
+    from fedjax_flat import plugins
+
     _refuse_unknown([a for a in overrides if a.startswith("-") and not a.startswith("--config.")])
+    imported = [plugins.load(file) for file in imports]
     values, argv = flags.FlagValues(), ["fedjax-flat", *overrides]
     try:
         config = folder.config() if path is None else _run_config_file(path)
+        config.imports = tuple(dict.fromkeys((*config.imports, *imported)))
         config_flags.DEFINE_config_dict("config", config, flag_values=values, sys_argv=argv)
         _refuse_unknown(values(argv)[1:])
         config = values["config"].value
@@ -275,7 +294,7 @@ def load_config(path: str | None, overrides: list[str], folder) -> ml_collection
     return config
 
 
-def _run_config_file(path: str) -> ml_collections.ConfigDict:
+def _run_config_file(path: str):
     """`get_config()` of FILE, or `get_config("OPTIONS")` of FILE:OPTIONS."""
     file, *options = path.split(":", 1)
     if not pathlib.Path(file).is_file():
@@ -288,11 +307,13 @@ def _run_config_file(path: str) -> ml_collections.ConfigDict:
 
 def _unknown_setting(overrides: list[str], error: Exception) -> str:
     """Names the first override that is no setting; else whatever a config file did wrong."""
-    settings = config_lib.flatten(config_lib.default_config())
+    from fedjax_flat.experiment import config as config_lib
+
+    settings = config_lib.all_settings()
     for argument in overrides:
         name = argument.removeprefix("--config.").split("=")[0]
         if argument.startswith("--config.") and name not in settings:
-            return f"config has no setting {name!r}." + errors.did_you_mean(name, settings)
+            return config_lib.unknown(name)
     return str(error).strip("'\"").replace("\\n", " ")
 
 

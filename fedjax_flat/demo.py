@@ -13,9 +13,8 @@ import ml_collections
 import numpy as np
 
 from fedjax_flat import curvature, experiment, landscape
-from fedjax_flat.config import default_config
-from fedjax_flat.engine.loop import train
 from fedjax_flat.report import figures, tables
+from fedjax_flat.run.loop import train
 
 # label: (folder, client.sharpness, client.rho, server.average). The radii are the better of a few
 # tried, judged by test accuracy, so the margins flatter SAM and ASAM.
@@ -48,7 +47,7 @@ def demo(
     """Trains all, prints the table, draws the figure; the signal number if stopped."""
     outcomes: dict[str, list[Outcome]] = {}
     built = experiment.build(demo_config("none", 0.0, "none", rounds=rounds, seed=0))
-    loss = curvature.of_examples(built.objective, built.data.examples)  # the same for all
+    loss = curvature.of_examples(built.task, built.train_examples)  # the same for all
     for label, (folder, sharpness, rho, average) in METHODS.items():
         model = "swa" if average == "swa" else "global"
         outcomes[label] = []
@@ -78,7 +77,7 @@ def demo(
 
 def measure(loss: curvature.DataLoss, result: Any, model: str, draw: bool) -> Outcome:
     """Accuracy and loss over the last rounds, curvature of the last model."""
-    params = result.models[model]
+    params = result.models[model].params
     spectrum = curvature.lanczos(
         curvature.flat_hessian(loss, params), TOP, key=jax.random.key(0)
     )
@@ -90,8 +89,8 @@ def measure(loss: curvature.DataLoss, result: Any, model: str, draw: bool) -> Ou
         surface = landscape.grid(loss, params, (first, second), axis, axis)
     return Outcome(
         records=[r for r in result.records if r["model"] in (model, "local")],
-        accuracy=100 * result.accuracy(WINDOW, model=model)[0],
-        loss=result.accuracy(WINDOW, model=model, name="loss")[0],
+        accuracy=100 * result.score(WINDOW, model=model)[0],
+        loss=result.score(WINDOW, model=model, name="loss")[0],
         eigenvalues=spectrum.values,
         surface=surface,
     )
@@ -112,7 +111,7 @@ def demo_config(
     sharpness: str, rho: float, average: str, *, rounds: int, seed: int
 ) -> ml_collections.ConfigDict:
     """One run of the demo."""
-    config = default_config()
+    config = experiment.default_config()
     config.rounds, config.seed = rounds, seed
     config.partition.alpha = 0.0
     config.cohort.size = 2
@@ -120,4 +119,4 @@ def demo_config(
     config.server.average, config.server.swa.cycle = average, 5
     config.eval.every, config.eval.window = 5, WINDOW
     config.checkpoint.every = 100
-    return config
+    return experiment.only_used(config)

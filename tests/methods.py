@@ -3,17 +3,14 @@
 import functools
 import itertools
 
-import jax
 import numpy as np
 import reference
 import reference_methods as ref
-from conftest import Problem, small_config
-from test_fedavg import randomness, reference_data
+import reference_open as open_ref
+from conftest import Problem
 
-import fedjax_flat as ff
-from fedjax_flat import method
+from fedjax_flat import testing
 
-SIZES, COHORT, EPOCHS, BATCH, LR, ROUNDS = (7, 3, 0, 12, 1, 9, 5), 4, 2, 4, 0.1, 5
 SAM = {"client__sharpness": "sam", "client__rho": 0.2}
 OWN_RHO = {"client__rho": 0.2}
 
@@ -26,7 +23,11 @@ def layer_slices(c):
 # name, settings (algorithm.* if no section is named), reference
 CASES = {
     "fedavg": ("fedavg", {}, lambda c: ref.fedopt(c, ref.plain)),
-    "fedsam": ("fedavg", SAM, lambda c: ref.fedopt(c, ref.plain, gradient=ref.sam(c, 0.2))),
+    "fedsam": ("fedsam", OWN_RHO, lambda c: ref.fedopt(c, ref.plain, gradient=ref.sam(c, 0.2))),
+    "fedasam": (
+        "fedasam", {"client__rho": 0.5},
+        lambda c: ref.fedopt(c, ref.plain, gradient=ref.asam(c, 0.5, 0.2)),
+    ),
     "fedsgd": ("fedsgd", {"server__learning_rate": 0.5}, lambda c: ref.fedsgd(c, 0.5)),
     "fedavgm": ("fedavgm", {}, lambda c: ref.fedopt(c, ref.with_momentum(0.9))),
     "fedadam": ("fedadam", {}, lambda c: ref.fedopt(c, ref.adaptive("adam", 0.01))),
@@ -78,6 +79,16 @@ CASES = {
         lambda c: ref.fedgloss(c, 0.15, 10.0, released=True),
     ),
     "naivefedgloss": ("naivefedgloss", {}, lambda c: ref.fedgloss(c, 0.15, 10.0, naive=True)),
+    "fedntd": ("fedntd", {"fedntd__tau": 2.0}, lambda c: open_ref.fedntd(c, 1.0, 2.0)),
+    "fedntd reverse": (
+        "fedntd", {"fedntd__beta": 0.3, "fedntd__reverse": True},
+        lambda c: open_ref.fedntd(c, 0.3, 1.0, reverse=True),
+    ),
+    "feddc": ("feddc", {"feddc__alpha": 0.1}, lambda c: open_ref.feddc(c, 0.1)),
+    "feddc released": (
+        "feddc", {"feddc__alpha": 0.1, "feddc__variant": "released"},
+        lambda c: open_ref.feddc(c, 0.1, released=True),
+    ),
     "fedgh": ("fedgh", {}, ref.fedgh),
     "fedgh by layer": ("fedgh", {"fedgh__scope": "layer"}, lambda c: ref.fedgh(c, layer_slices(c))),
 }
@@ -87,6 +98,9 @@ NO_DUALS = {"fedgloss__rho": 0.0, "fedgloss__duals": False}
 # (method, settings), (what it becomes, settings), tolerance: 0 is bit for bit
 LIMITS = [
     (("fedprox", {"fedprox__mu": 0.0}), ("fedavg", {}), 0),
+    (("fedntd", {"fedntd__beta": 0.0}), ("fedavg", {}), 1e-6),
+    (("fedsam", {"client__rho": 0.0}), ("fedavg", {}), 1e-6),
+    (("fedasam", {"client__rho": 0.0}), ("fedavg", {}), 1e-6),
     (("adabest", {"adabest__mu": 0.0, "adabest__beta": 0.0}), ("fedavg", {}), 0),
     (("mimelite", {"mime__momentum": 0.0}), ("fedavg", {}), 1e-6),
     (("fedcm", {"fedcm__alpha": 1.0}), ("fedavg", {}), 1e-6),
@@ -109,59 +123,39 @@ def limit_name(limit) -> str:
 
 @functools.cache
 def problem() -> Problem:
-    return Problem(SIZES)
+    return Problem()
 
 
-def algorithm_of(name, objective=None, **settings):
-    """The registered method, from a config."""
-    sections = ("client", "server", "algorithm")
-    full = {
-        k if k.split("__")[0] in sections else f"algorithm__{k}": v for k, v in settings.items()
-    }
-    options = {
-        "client__learning_rate": LR, "client__batch_size": BATCH, "client__epochs": EPOCHS, **full
-    }
-    config = small_config(algorithm__name=name, **options)
-    method.check_combination(config)
-    return method.build_algorithm(config, objective or problem().objective)
+def algorithm_of(name, task=None, **settings):
+    """The registered method, from a config; keywords with `__` for the dot."""
+    sections = ("client", "server", "algorithm", "model", "wire", "data")
+    dotted = {k.replace("__", "."): v for k, v in settings.items()}
+    full = {k if k.split(".")[0] in sections else f"algorithm.{k}": v for k, v in dotted.items()}
+    return testing.algorithm_of(name, task or problem().task, full)
 
 
-class Run:
-    """A method on the problem: its jitted step, and the states after each round."""
+class Run(testing.Run):
+    """A method on the problem."""
 
-    def __init__(self, name, settings, strategy="map", rounds=ROUNDS):
-        self.algorithm = algorithm_of(name, **settings)
-        self.data = problem().data
-        sample = ff.uniform(len(SIZES), COHORT)
-        over = ff.cohort_map(strategy, chunk=2)
-        self.step = jax.jit(ff.round_step(self.algorithm, sample, over))
-        self.states, self.infos = [self.start(problem().params)], []
-        for _ in range(rounds):
-            state, info = self.step(self.states[-1], self.data)
-            self.states.append(state)
-            self.infos.append(info)
-
-    def start(self, params):
-        return ff.init_state(self.algorithm, params, len(SIZES), jax.random.key(0))
+    def __init__(self, name, settings, **options):
+        super().__init__(algorithm_of(name, **settings), problem(), **options)
 
     @property
     def params(self):
-        return self.algorithm.models(self.states[-1].server)["global"]
+        return self.model.params
 
 
 @functools.cache
 def run(case) -> Run:
     name, settings, _ = CASES[case]
-    return Run(name, settings)
+    return Run(name, settings, cosine=True)
 
 
 @functools.cache
 def clients() -> ref.Clients:
-    p = problem()
-    drawn = randomness(p, rounds=ROUNDS, cohort=COHORT, batch_size=BATCH, epochs=EPOCHS)
-    members = [p.partition.client(k) for k in range(len(SIZES))]
-    layers = reference.unpack(p.params)
-    return ref.Clients(layers, *reference_data(p), members, drawn, LR)
+    d = testing.drawn(problem())
+    layers = reference.unpack(d.params)
+    return ref.Clients(layers, d.x, d.y, d.members, d.rounds, d.rate)
 
 
 def disagreement(case) -> float:

@@ -11,7 +11,8 @@ from methods import algorithm_of
 
 import fedjax_flat as ff
 from fedjax_flat.data import Examples
-from fedjax_flat.objective import Objective, Totals
+from fedjax_flat.models import Outputs, Variables
+from fedjax_flat.tasks import Task
 
 CLIENTS, SIZE, LR, STEPS = 5, 4, 0.1, 5
 _rng = np.random.default_rng(0)
@@ -20,30 +21,36 @@ CENTRES = _rng.normal(0, 2, (CLIENTS, SIZE))
 OPTIMUM = (A * CENTRES).sum(0) / A.sum(0)
 
 
-def objective() -> Objective:
-    def totals(params, batch, key=None):
-        del key
-        a, centre = batch.images[:, 0], batch.images[:, 1]
-        losses = 0.5 * jnp.sum(a * jnp.square(params["w"][None] - centre), axis=1)
-        n = jnp.sum(batch.mask.astype(jnp.float32))
-        return Totals(jnp.sum(jnp.where(batch.mask, losses, 0.0)), n, n)
+def task() -> Task:
+    def losses(outputs, batch):
+        a, centre = batch.inputs[:, 0], batch.inputs[:, 1]
+        return 0.5 * jnp.sum(a * jnp.square(outputs.logits[None] - centre), axis=1), batch.mask
 
-    return Objective(lambda batch, key: batch, lambda batch: batch, totals)
+    return Task(
+        init=lambda key: Variables({"w": jnp.zeros(SIZE)}),
+        prepare=lambda batch, key: batch,
+        forward=lambda variables, batch, key: Outputs(variables.params["w"]),
+        losses=losses,
+        sums=lambda outputs, batch: {},
+        report=lambda sums: {},
+        score="loss",
+    )
 
 
 def solve(name, rounds=400, **settings) -> np.ndarray:
     """Where the method ends, all clients taking part."""
-    images = np.stack([A, CENTRES], axis=1)
-    examples = Examples(images, np.zeros(CLIENTS, np.int32))
+    examples = Examples(np.stack([A, CENTRES], axis=1), np.zeros(CLIENTS, np.int32))
     data = ff.data.federate(examples, ff.data.Partition.of([[k] for k in range(CLIENTS)]))
-    # Stored examples are uint8; these are not.
-    data = data.replace(examples=data.examples._replace(images=jnp.asarray(images, jnp.float32)))
     options = {"client__learning_rate": LR, "client__batch_size": 1, "client__steps": STEPS}
-    algorithm = algorithm_of(name, objective(), **(options | settings))
-    step = ff.round_step(algorithm, ff.uniform(CLIENTS, CLIENTS), ff.cohort_map("vmap"))
-    state = ff.init_state(algorithm, {"w": jnp.zeros(SIZE)}, CLIENTS, jax.random.key(0))
+    if name == "fedsgd":
+        options = {}
+    algorithm = algorithm_of(name, task(), **(options | settings))
+    over = ff.cohort_map("vmap")
+    step = ff.round_step(algorithm, ff.uniform(CLIENTS, CLIENTS), over, task=task())
+    variables = Variables({"w": jnp.zeros(SIZE)})
+    state = ff.init_state(algorithm, variables, CLIENTS, jax.random.key(0))
     state, _ = jax.jit(ff.many_rounds(step, rounds))(state, data, rounds)
-    return np.asarray(algorithm.models(state.server)["global"]["w"], float)
+    return np.asarray(algorithm.models(state.server)["global"].params["w"], float)
 
 
 def biased_point(mu: float = 0.0) -> np.ndarray:

@@ -56,6 +56,16 @@ def sam(c, rho):
     return lambda w, b: c.grad(w + rho * unit(c.grad(w, b)), b)
 
 
+def asam(c, rho, eta):
+    """T = |w| + eta for kernels, 1 for biases."""
+
+    def direction(w, batch):
+        x, y = c.x[batch], c.y[batch]
+        return c.flat(reference.asam_gradient(c.layers(w), x, y, rho=rho, eta=eta))
+
+    return direction
+
+
 def fedopt(c, step, mu=0.0, gradient=None):
     """`step(w, delta, memory) -> w`; FedProx with mu."""
     gradient = gradient or c.grad

@@ -11,6 +11,7 @@ from conftest import assert_same_bits, small_config
 
 import fedjax_flat as ff
 from fedjax_flat import cli
+from fedjax_flat.experiment import config
 from fedjax_flat.report import analysis
 
 
@@ -133,8 +134,8 @@ def test_surface_resumes_and_is_exact_at_its_centre(runs, monkeypatch):
     with np.load(next(folder.glob("surface_global*.npz"))) as arrays:
         grid = {k: arrays[k] for k in ("x", "y", "loss")}
     trained = ff.load_run(runs[0])
-    totals = analysis.loss_of(trained, "train", 50).totals(trained.model())
-    assert grid["loss"][1, 1] == float(totals.loss) / 50
+    means = analysis.loss_of(trained, "train", 50).means(trained.model().params)
+    assert grid["loss"][1, 1] == float(means["loss"])
     html = next(folder.glob("*.html")).read_text()
     assert "plotly" in html.lower()
     assert 'src="http' not in html
@@ -170,7 +171,7 @@ def test_plane_and_line(runs, capsys):
 def test_wrong_inputs(runs, tmp_path, arguments, message, capsys):
     untrained = tmp_path / "untrained"
     untrained.mkdir()
-    (untrained / "config.json").write_text(ff.config.to_json(small_config()))
+    (untrained / "config.json").write_text(config.to_json(small_config()))
     names = {"RUN0": runs[0], "RUN1": runs[1], "EMPTY": str(tmp_path), "UNTRAINED": str(untrained)}
     assert cli.main([names.get(a, a) for a in arguments]) == 2
     error = capsys.readouterr().err

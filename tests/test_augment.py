@@ -5,10 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from conftest import Problem, assert_same_bits, blobs
+from conftest import Problem, assert_same_bits
 
 import fedjax_flat as ff
 from fedjax_flat.data.augment import mix, random_crop, random_cutout, random_flip
+from fedjax_flat.testing import blobs
 
 
 def whole_batch(images, labels=None, mask=None):
@@ -20,8 +21,8 @@ def whole_batch(images, labels=None, mask=None):
 
 def test_normalisation():
     data = blobs(3)
-    out = ff.data.preprocess(data).evaluate(whole_batch(data.train.images)).images
-    expected = (data.train.images.astype(np.float64) / 255 - 0.5) / 0.25
+    out = ff.data.preprocess(data).evaluate(whole_batch(data.train.inputs)).inputs
+    expected = (data.train.inputs.astype(np.float64) / 255 - 0.5) / 0.25
     np.testing.assert_allclose(out, expected, rtol=1e-6, atol=1e-6)
 
 
@@ -49,10 +50,10 @@ def test_flip_mirrors_half_of_the_images():
 def test_each_example_has_its_own_key_and_ignores_the_others():
     data = blobs(8)
     train = ff.data.preprocess(data, crop_padding=2, flip=True).train
-    images = np.repeat(data.train.images[:1], 8, axis=0)
-    out = np.asarray(train(whole_batch(images), jax.random.key(0)).images)
+    images = np.repeat(data.train.inputs[:1], 8, axis=0)
+    out = np.asarray(train(whole_batch(images), jax.random.key(0)).inputs)
     assert len({x.tobytes() for x in out}) > 3
-    few = train(whole_batch(images[:3]), jax.random.key(0)).images
+    few = train(whole_batch(images[:3]), jax.random.key(0)).inputs
     np.testing.assert_array_equal(out[:3], few)
 
 
@@ -75,9 +76,9 @@ def test_cutout_is_one_square_cut_off_at_the_border(side):
 def test_cutout_acts_on_normalised_images_when_training_only():
     data = blobs(4)
     preprocess = ff.data.preprocess(data, cutout=2)
-    batch = whole_batch(data.train.images)
-    plain = preprocess.evaluate(batch).images
-    cut = np.asarray(preprocess.train(batch, jax.random.key(0)).images)
+    batch = whole_batch(data.train.inputs)
+    plain = preprocess.evaluate(batch).inputs
+    cut = np.asarray(preprocess.train(batch, jax.random.key(0)).inputs)
     assert (plain != 0).all()
     changed = cut != np.asarray(plain)
     assert (cut[changed] == 0).all()
@@ -105,7 +106,7 @@ def test_mixup_joins_real_examples_with_one_lambda(real):
         np.testing.assert_allclose(own[moved], own[moved][:1].repeat(moved.sum()), rtol=1e-5)
         blend = own[:, None, None, None]
         expected = blend * images[:real] + (1 - blend) * images[partner]
-        np.testing.assert_allclose(out.images[:real], expected, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(out.inputs[:real], expected, rtol=1e-5, atol=1e-6)
         seen.update(np.round(own[moved], 6).tolist())
     assert len(seen) > 1 or real == 1, "lambda is drawn anew for every batch"
 
@@ -114,16 +115,16 @@ def test_mixup_is_the_same_in_both_passes():
     """With rho = 0 the second pass repeats the first one: FedAvg with mixup, bit for bit."""
     problem = Problem((7, 4, 9))
     preprocess = ff.data.preprocess(problem.dataset, mixup=1.0)
-    problem.objective = ff.objective.classification(problem.model, preprocess)
+    problem.task = ff.tasks.classification(problem.model, preprocess)
     plain, info = problem.run(problem.fedavg(), 2)
     sharp, _ = problem.run(problem.fedavg(sharpness=ff.client.sam(0.0)), 2)
     assert_same_bits(plain, sharp)
-    assert np.isfinite(info.loss)
+    assert np.isfinite(info.report["loss"])
 
 
 def test_cross_entropy_of_a_mixture_is_the_mixture_of_cross_entropies():
     logits = jnp.array([[1.0, -2.0, 0.5]])
-    ce = ff.objective.cross_entropy
+    ce = ff.tasks.cross_entropy
     parts = [float(ce(logits, jnp.array([k]))[0]) for k in (0, 2)]
     mixed = float(ce(logits, jnp.array([[0.3, 0.0, 0.7]]))[0])
     assert mixed == pytest.approx(0.3 * parts[0] + 0.7 * parts[1], rel=1e-6)
@@ -134,6 +135,6 @@ def test_mixup_needs_a_loss_of_distributions():
     mixing = ff.data.preprocess(problem.dataset, mixup=1.0)
     integers = optax.softmax_cross_entropy_with_integer_labels
     with pytest.raises(ff.UsageError, match=r"softmax_cross_entropy_with_integer_labels.*classes"):
-        ff.objective.classification(problem.model, mixing, loss=integers)
+        ff.tasks.classification(problem.model, mixing, loss=integers)
     plain = ff.data.preprocess(problem.dataset)
-    assert ff.objective.classification(problem.model, plain, loss=integers)
+    assert ff.tasks.classification(problem.model, plain, loss=integers)

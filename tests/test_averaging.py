@@ -10,7 +10,7 @@ from conftest import Problem, assert_close, assert_same_bits, small_config
 import fedjax_flat as ff
 from fedjax_flat import UsageError, experiment
 from fedjax_flat.engine import round as round_lib
-from fedjax_flat.engine.checkpoint import Checkpoints
+from fedjax_flat.run.checkpoint import Checkpoints
 
 ROUNDS, START, CYCLE = 40, 30, 5  # 75 % of 40
 CAPTURED = {"lowest": (30, 35, 40), "released": (36,)}
@@ -91,22 +91,23 @@ def test_wima_agrees_with_its_closed_form():
     algorithm = problem.fedavg(server=optax.sgd(rate))
     averages = {"wima": ff.server.wima(window)}
     state, trail = run(problem, algorithm, averages, rounds)
-    w = [problem.params, *(s.server.params for s in trail)]  # w[t - 1] is w^t
+    w = [problem.params, *(s.server.model.params for s in trail)]  # w[t - 1] is w^t
     first = rounds - window + 1  # t'
     expected = w[first - 1]
     for tau in range(first, rounds + 1):
         delta = jax.tree.map(lambda a, b: (a - b) / rate, w[tau - 1], w[tau])
         share = rate * (first + window - tau) / window
         expected = jax.tree.map(lambda a, d, s=share: a - s * d, expected, delta)
-    assert_close(round_lib.models(algorithm, state, averages)["wima"], expected, 1e-6)
+    assert_close(round_lib.models(algorithm, state, averages)["wima"].params, expected, 1e-6)
 
 
 def run(problem, algorithm, averages, rounds):
     clients = problem.data.num_clients
+    over = ff.cohort_map("map")
     step = jax.jit(
-        ff.round_step(algorithm, ff.uniform(clients, 2), ff.cohort_map("map"), averages)
+        ff.round_step(algorithm, ff.uniform(clients, 2), over, averages, task=problem.task)
     )
-    state = ff.init_state(algorithm, problem.params, clients, jax.random.key(0), averages)
+    state = ff.init_state(algorithm, problem.variables, clients, jax.random.key(0), averages)
     trail = []
     for _ in range(rounds):
         state, _ = step(state, problem.data)
@@ -123,10 +124,10 @@ def test_averages_hold_the_trained_models_and_do_not_change_them():
     assert_same_bits(state.server, plain.server)
     models = round_lib.models(algorithm, state, averages)
     mean = lambda rounds: jax.tree.map(
-        lambda *w: np.mean(w, axis=0), *(trail[t - 1].server.params for t in rounds)
+        lambda *w: np.mean(w, axis=0), *(trail[t - 1].server.model.params for t in rounds)
     )
-    assert_close(models["swa"], mean((2, 4)), 1e-6)
-    assert_close(models["wima"], mean((3, 4, 5)), 1e-6)
+    assert_close(models["swa"].params, mean((2, 4)), 1e-6)
+    assert_close(models["wima"].params, mean((3, 4, 5)), 1e-6)
     assert sorted(round_lib.models(algorithm, trail[0], averages)) == ["global", "wima"]
 
 
@@ -135,13 +136,13 @@ def test_wima_of_a_part_leaves_the_rest_alone(part):
     problem = Problem((6, 6))
     algorithm, averages = problem.fedavg(), {"wima": ff.server.wima(3, parameters=part)}
     state, _ = run(problem, algorithm, averages, 3)
-    model = round_lib.models(algorithm, state, averages)["wima"]
+    model = round_lib.models(algorithm, state, averages)["wima"].params
     whole, _ = run(problem, algorithm, {"wima": ff.server.wima(3)}, 3)
-    mean = ff.server.wima(3).model(whole.averages["wima"], whole.server.params)
+    mean = ff.server.wima(3).model(whole.averages["wima"], whole.server.model).params
     assert sorted(model) == sorted(problem.params)
     for name in model:
         averaged = (name == "classifier") == (part == "classifier")
-        assert_same_bits(model[name], (mean if averaged else state.server.params)[name])
+        assert_same_bits(model[name], (mean if averaged else state.server.model.params)[name])
     assert (sorted(state.averages["wima"].window) == ["classifier"]) == (part == "classifier")
 
 
@@ -151,7 +152,7 @@ def test_the_window_lives_in_host_memory_and_survives_a_checkpoint_there(tmp_pat
     state, _ = run(problem, algorithm, averages, 2)
     checkpoints = Checkpoints(tmp_path)
     checkpoints.save(2, state)
-    like = ff.init_state(algorithm, problem.params, 2, jax.random.key(0), averages)
+    like = ff.init_state(algorithm, problem.variables, 2, jax.random.key(0), averages)
     restored = checkpoints.restore(like)[1]
     checkpoints.close()
     for one in (like, state, restored):
@@ -241,5 +242,6 @@ def test_impossible_averages_are_refused(make, message):
 
 
 def test_a_part_the_model_does_not_have():
+    model = ff.models.Variables({"head": jnp.zeros(2)})
     with pytest.raises(UsageError, match="no module 'classifier', only head"):
-        ff.server.wima(2, parameters="features").init({"head": jnp.zeros(2)})
+        ff.server.wima(2, parameters="features").init(model)

@@ -7,13 +7,13 @@ import pytest
 from conftest import Problem, assert_same_bits
 
 import fedjax_flat as ff
-from fedjax_flat.engine.checkpoint import Checkpoints
+from fedjax_flat.run.checkpoint import Checkpoints
 
 
 @pytest.fixture
 def state():
     problem = Problem((5, 5))
-    state = ff.init_state(problem.fedavg(), problem.params, 2, jax.random.key(7))
+    state = ff.init_state(problem.fedavg(), problem.variables, 2, jax.random.key(7))
     # Large enough that the largest file of a checkpoint holds arrays and not their description.
     return state._replace(clients={"dual": jax.random.normal(jax.random.key(0), (2, 2000))})
 

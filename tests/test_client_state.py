@@ -19,11 +19,12 @@ def test_host_memory_gives_the_same_bits():
     sampler = ff.bernoulli(7, 3)  # a cohort with empty slots
     problem = methods.problem()
     algorithm = methods.algorithm_of("scaffold")
-    step = jax.jit(ff.round_step(algorithm, sampler, ff.cohort_map("map")))
+    over = ff.cohort_map("map")
+    step = jax.jit(ff.round_step(algorithm, sampler, over, task=problem.task))
     ends = []
     for where, kind in (("device", "device"), ("host", "pinned_host")):
         state = ff.init_state(
-            algorithm, problem.params, 7, jax.random.key(0), client_state_in=where
+            algorithm, problem.variables, 7, jax.random.key(0), client_state_in=where
         )
         for _ in range(3):
             state, _ = step(state, problem.data)
@@ -79,11 +80,11 @@ def test_training_with_state_on_the_host(tmp_path):
     ("settings", "message"),
     [
         ({"algorithm__name": "scafold"}, "Did you mean 'scaffold'"),
-        ({"algorithm__name": "feddyn", "server__optimizer": "adam"}, "part of the method"),
-        ({"algorithm__name": "fedgloss", "server__momentum": 0.9}, "part of the method"),
+        ({"algorithm__name": "feddyn", "server__optimizer": "adam"}, "is part of feddyn"),
+        ({"algorithm__name": "fedgloss", "server__momentum": 0.9}, "is part of fedgloss"),
         ({"algorithm__name": "fedsmoo", "client__sharpness": "sam"}, "an ascent of its own"),
-        ({"algorithm__name": "fedsgd", "client__sharpness": "asam"}, "take no steps"),
-        ({"algorithm__name": "fedsgd", "data__mixup": 1.0}, "take no steps"),
+        ({"algorithm__name": "fedsgd", "client__sharpness": "asam"}, "take no local steps"),
+        ({"algorithm__name": "fedsgd", "data__mixup": 1.0}, "one gradient of the examples"),
         ({"algorithm__name": "fedadam", "server__optimizer": "yogi"}, "the name means adam"),
         ({"algorithm__name": "fedavgm", "server__optimizer": "yogi"}, "SGD with momentum"),
         ({"algorithm__name": "mime", "client__momentum": 0.5}, "mime.momentum"),
@@ -94,7 +95,7 @@ def test_training_with_state_on_the_host(tmp_path):
         ({"algorithm__name": "mime", "algorithm__mime__momentum": 1.0}, "momentum = 1.0"),
         ({"algorithm__name": "fedacg", "algorithm__fedacg__momentum": 1.5}, "momentum = 1.5"),
         ({"algorithm__name": "fedcm", "algorithm__fedcm__alpha": 0.0}, "alpha = 0.0"),
-        ({"algorithm__name": "scaffold", "algorithm__scaffold__option": 3}, "option 3"),
+        ({"algorithm__name": "scaffold", "algorithm__scaffold__option": 3}, "option = 3"),
         ({"algorithm__name": "fedgh", "algorithm__fedgh__scope": "leyer"}, "'layer'"),
         ({"server__momentum": 1.0}, "less than 1"),
         ({"server__optimizer": "adam", "server__adaptive__tau": 0.0}, "tau = 0.0"),

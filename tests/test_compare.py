@@ -5,15 +5,16 @@ import json
 import pytest
 from conftest import small_config
 
-from fedjax_flat import cli, config
-from fedjax_flat.engine import metrics
+from fedjax_flat import cli
+from fedjax_flat.experiment import config
+from fedjax_flat.run import metrics
 
 
 def records(accuracies, floats, model="global"):
     out = []
     for t, accuracy in enumerate(accuracies, 1):
         out.append({"round": t, "split": "cohort", "model": "local", "loss": 1.0, "drift": 0.1,
-                    "accuracy": 0.0, "floats_down": floats, "floats_up": 2 * floats})
+                    "accuracy": 0.0, "bytes_down": floats, "bytes_up": 2 * floats})
         out.append({"round": t, "split": "test", "model": model, "loss": 1.0, "accuracy": accuracy})
     return out
 

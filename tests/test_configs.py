@@ -7,8 +7,7 @@ import runpy
 import pytest
 
 import fedjax_flat as ff
-from fedjax_flat import config as config_lib
-from fedjax_flat import method
+from fedjax_flat.experiment import config as config_lib
 
 FOLDER = pathlib.Path(__file__).parents[1] / "configs"
 fedsam = runpy.run_path(str(FOLDER / "fedsam.py"))["get_config"]
@@ -32,7 +31,8 @@ def test_every_cell_of_the_fedsam_tables(data):
     for alpha, cohort, name, extra in itertools.product(alphas, (5, 10, 20), methods, extras):
         c = fedsam(f"{data},alpha={alpha},cohort={cohort},method={name}{extra}")
         config_lib.validate(c)
-        assert (c.partition.alpha, c.cohort.size) == (alpha, cohort)
+        assert c.cohort.size == cohort
+        assert c.partition.alpha == (0.5 if extra == ",released" else alpha), "or the default"
         assert c.client.epochs == (2 if "epochs" in name else 1)
         assert (c.server.average == "swa") == ("swa" in extra)
         assert (c.data.mixup, c.data.cutout > 0) == (float("mixup" in extra), "cutout" in extra)
@@ -90,7 +90,6 @@ def test_table_4_8_combines_each_algorithm_with_sam_asam_and_swa(algorithm):
     for extra in ("", ",method=fedsam", ",method=fedasam,swa"):
         c = fedsam(f"cifar10,alpha=0.05,algorithm={algorithm}{extra}")
         config_lib.validate(c)
-        method.check_combination(c)
         assert c.algorithm.name == algorithm
 
 
@@ -98,7 +97,6 @@ def test_table_4_8_combines_each_algorithm_with_sam_asam_and_swa(algorithm):
 def test_table_4_2_of_server_optimisers(server):
     c = fedsam(f"cifar100,server={server},server_rate=0.1")
     config_lib.validate(c)
-    method.check_combination(c)
     used = c.server.learning_rate if server == "sgd" else c.server.adaptive.learning_rate
     assert used == 0.1
 
@@ -118,7 +116,6 @@ def test_every_row_of_the_fedgloss_tables(name, data):
     for extra in ("", ",no_duals", ",variant=released", ",released"):
         c = fedgloss(f"{data},method={name}{extra}")
         config_lib.validate(c)
-        method.check_combination(c)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import fedjax_flat as ff
 from fedjax_flat import curvature, memory
 from fedjax_flat.curvature import Operator
 from fedjax_flat.curvature.data_loss import _compiled, _in_evaluation
-from fedjax_flat.objective import Totals
+from fedjax_flat.models import Variables
 
 KEY = jax.random.key(0)
 
@@ -31,35 +31,35 @@ def matrix_operator(values, seed=0):
 def network():
     """(loss, params, dense Hessian) of a small network on 23 examples in batches of 5."""
     problem = Problem((23,), hidden=(3,))
-    loss = curvature.of_examples(problem.objective, problem.dataset.train, batch_size=5)
+    loss = curvature.of_examples(problem.task, problem.dataset.train, batch_size=5)
     flat, unravel = ravel_pytree(problem.params)
     whole = ff.data.Batch(
-        jnp.asarray(problem.dataset.train.images), jnp.asarray(problem.dataset.train.labels),
+        jnp.asarray(problem.dataset.train.inputs), jnp.asarray(problem.dataset.train.labels),
         jnp.ones(23, bool),
     )
-    batch = problem.objective.normalise(whole)
-    dense = jax.hessian(lambda w: problem.objective.totals(unravel(w), batch).loss / 23)(flat)
+    value = lambda w: problem.task.evaluate(Variables(unravel(w)), whole)["loss"] / 23
+    dense = jax.hessian(value)(flat)
     return loss, problem.params, np.asarray(dense, np.float64)
 
 
 def loss_at(problem, params):
     """The mean loss over all examples in one batch, in double precision."""
     train = problem.dataset.train
-    batch = problem.objective.normalise(
-        ff.data.Batch(jnp.asarray(train.images), jnp.asarray(train.labels), jnp.ones(23, bool))
-    )
-    batch = batch._replace(images=batch.images.astype(jnp.float64))
-    return problem.objective.totals(params, batch).loss / 23
+    stored = ff.data.Batch(jnp.asarray(train.inputs), jnp.asarray(train.labels), jnp.ones(23, bool))
+    batch = problem.task.prepare(stored, None)
+    batch = batch._replace(inputs=batch.inputs.astype(jnp.float64))
+    outputs = problem.task.forward(Variables(params), batch, None)
+    return problem.task.measure(outputs, batch)["loss"] / 23
 
 
 def test_a_clients_loss_is_that_of_its_examples():
     problem = Problem((7, 12, 4), hidden=(3,))
     data = problem.data
     for k in range(3):
-        own = curvature.of_client(problem.objective, data, k, batch_size=5)
+        own = curvature.of_client(problem.task, data, k, batch_size=5)
         index = data.indices[data.offsets[k] : data.offsets[k] + data.sizes[k]]
-        examples = ff.data.Examples(data.examples.images[index], data.examples.labels[index])
-        same = curvature.of_examples(problem.objective, examples, batch_size=100)
+        examples = ff.data.Examples(data.examples.inputs[index], data.examples.labels[index])
+        same = curvature.of_examples(problem.task, examples, batch_size=100)
         assert own.examples == same.examples == (7, 12, 4)[k]
         np.testing.assert_allclose(
             own.value(problem.params), same.value(problem.params), rtol=1e-6
@@ -70,9 +70,9 @@ def test_a_clients_loss_is_that_of_its_examples():
 def test_losses_of_one_network_share_their_executables():
     problem = Problem((7, 12, 4), hidden=(3,))
     for k in range(3):
-        curvature.of_client(problem.objective, problem.data, k).gradient(problem.params)
-    totals = _in_evaluation(problem.objective, "float32")
-    assert _compiled(totals)["gradient"]._cache_size() == 1
+        curvature.of_client(problem.task, problem.data, k).gradient(problem.params)
+    measure = _in_evaluation(problem.task, "float32")
+    assert _compiled(measure)["gradient"]._cache_size() == 1
 
 
 class TestProduct:
@@ -107,7 +107,7 @@ class TestProduct:
         loss, params, _ = network
         problem = Problem((23,), hidden=(3,))
         decayed = curvature.of_examples(
-            problem.objective, problem.dataset.train, batch_size=23, weight_decay=0.5
+            problem.task, problem.dataset.train, batch_size=23, weight_decay=0.5
         )
         vector = jax.tree.map(jnp.ones_like, params)
         difference = jax.tree.map(
@@ -127,7 +127,7 @@ class TestProduct:
         x = rng.normal(size=(12, 3))
         y = rng.integers(0, 2, 12)
 
-        def totals(w, batch):
+        def mean_loss(w, batch):
             inputs, targets = batch
             if kind == "linear":
                 losses = 0.5 * (inputs @ w - targets) ** 2
@@ -138,8 +138,7 @@ class TestProduct:
                 logits = inputs @ w.reshape(3, 2)
                 picked = jnp.take_along_axis(logits, targets.astype(jnp.int32)[:, None], axis=1)
                 losses = jax.nn.logsumexp(logits, axis=1) - picked[:, 0]
-            zero = jnp.float32(0)
-            return Totals(jnp.sum(losses), zero, zero)
+            return jnp.mean(losses)
 
         w = rng.normal(size=6 if kind == "softmax" else 3)
         if kind == "linear":
@@ -154,10 +153,8 @@ class TestProduct:
                 np.kron(np.outer(a, a), np.diag(q) - np.outer(q, q))
                 for a, q in zip(x, p, strict=True)
             ) / 12
-        batches = tuple(
-            jnp.asarray(v, jnp.float32).reshape(3, 4, *v.shape[1:]) for v in (x, y)
-        )
-        loss = curvature.data_loss(totals, batches)
+        data = tuple(jnp.asarray(v, jnp.float32) for v in (x, y))
+        loss = curvature.data_loss(mean_loss, data, batch_size=5)
         operator = curvature.flat_hessian(loss, jnp.asarray(w, jnp.float32))
         rows = np.stack([operator.product(e) for e in jnp.eye(len(w))])
         np.testing.assert_allclose(rows, dense, rtol=1e-4, atol=1e-5)
@@ -218,7 +215,7 @@ class TestLanczos:
         with jax.enable_x64(True):
             params = jax.tree.map(lambda w: jnp.asarray(w, jnp.float64), params)
             loss = curvature.of_examples(
-                problem.objective, problem.dataset.train, batch_size=5, precision="float64"
+                problem.task, problem.dataset.train, batch_size=5, precision="float64"
             )
             operator = curvature.flat_hessian(loss, params)
             assert operator.dtype == jnp.float64

@@ -14,9 +14,10 @@ from conftest import Problem, assert_close, small_config
 
 import fedjax_flat as ff
 from fedjax_flat import experiment
-from fedjax_flat.engine import distributed, metrics, sampling
-from fedjax_flat.engine.checkpoint import Checkpoints
-from fedjax_flat.engine.loop import train
+from fedjax_flat.engine import sampling
+from fedjax_flat.run import distributed, metrics
+from fedjax_flat.run.checkpoint import Checkpoints
+from fedjax_flat.run.loop import train
 
 CONFIG = str(pathlib.Path(__file__).parents[1] / "configs" / "digits_fedavg.py")
 OVERRIDES = ("rounds=3", "eval.window=1", "cohort.size=7", "checkpoint.every=3")
@@ -144,12 +145,12 @@ def test_evaluation_of_every_client(strategy):
     """Per-client totals are those of each client's examples alone, and sum to the whole."""
     sizes = (5, 0, 9, 2)
     problem = Problem(sizes)
-    totals = jax.jit(ff.client_evaluator(problem.objective, 4, ff.cohort_map(strategy)))(
-        problem.params, problem.data
+    sums = jax.jit(ff.client_evaluator(problem.task, 4, ff.cohort_map(strategy)))(
+        problem.variables, problem.data
     )
-    np.testing.assert_array_equal(totals.examples, sizes)
-    whole = ff.evaluator(problem.objective, 16)(problem.params, problem.data.examples)
-    assert float(totals.loss.sum()) == pytest.approx(float(whole.loss), rel=1e-6)
+    np.testing.assert_array_equal(sums["examples"], sizes)
+    whole = ff.evaluator(problem.task, 16)(problem.variables, problem.data.examples)
+    assert float(sums["loss"].sum()) == pytest.approx(float(whole["loss"]), rel=1e-6)
     third = jax.tree.map(lambda x: x[5:14], problem.data.examples)
-    alone = ff.evaluator(problem.objective, 16)(problem.params, third)
-    assert float(totals.loss[2]) == pytest.approx(float(alone.loss), rel=1e-6)
+    alone = ff.evaluator(problem.task, 16)(problem.variables, third)
+    assert float(sums["loss"][2]) == pytest.approx(float(alone["loss"]), rel=1e-6)

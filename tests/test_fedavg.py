@@ -9,37 +9,19 @@ import reference
 from conftest import Problem, assert_close, assert_same_bits
 
 import fedjax_flat as ff
-from fedjax_flat import rng
-from fedjax_flat.data.federated import shuffled_positions
+from fedjax_flat import testing
 
 SIZES = (7, 3, 12, 1, 9, 5)
 
 
-def randomness(problem, *, rounds, cohort, batch_size, epochs, seed=0):
+def randomness(problem, **options):
     """The cohorts and batches that the engine draws, as lists."""
-    key = jax.random.key(seed)
-    sample = ff.uniform(problem.data.num_clients, cohort)
-    length = -(-problem.data.max_size // batch_size) * batch_size
-    drawn = []
-    for t in range(rounds):
-        members = {}
-        for k in np.asarray(sample(rng.fold(key, "cohort", t)).clients).tolist():
-            client_key = rng.fold(key, "client", t, k)
-            own = problem.partition.client(k)
-            batches = []
-            for e in range(epochs):
-                order = shuffled_positions(rng.fold(client_key, "shuffle", e), len(own), length)
-                order = np.asarray(order)[: len(own)]
-                batches += [own[order[i : i + batch_size]]
-                            for i in range(0, len(own), batch_size)]
-            members[k] = batches
-        drawn.append(members)
-    return drawn
+    return testing.drawn(problem, **options).rounds
 
 
 def reference_data(problem):
-    images, labels = problem.dataset.train
-    return (images.reshape(len(labels), -1) / 255 - 0.5) / 0.25, labels
+    d = testing.drawn(problem, rounds=0, cohort=1)
+    return d.x, d.y
 
 
 @pytest.mark.parametrize("strategy", ["vmap", "map", "chunked"])
@@ -65,7 +47,7 @@ def test_agrees_with_numpy(strategy, local, server):
         reference.unpack(problem.params), *reference_data(problem), drawn, lr=0.3, **local, **server
     )
     for (w, b), (w_ref, b_ref) in zip(
-        reference.unpack(state.server.params), expected, strict=True
+        reference.unpack(state.server.model.params), expected, strict=True
     ):
         np.testing.assert_allclose(w, w_ref, rtol=1e-5, atol=1e-6)
         np.testing.assert_allclose(b, b_ref, rtol=1e-5, atol=1e-6)
@@ -100,7 +82,7 @@ def largest_difference(params, layers):
 def test_one_client_with_full_batch_is_gradient_descent():
     problem = Problem((20,))
     state, _ = problem.run(problem.fedavg(batch_size=20, epochs=3), 4)
-    assert largest_difference(state.server.params, gradient_descent(problem, 12, 0.3)) < 1e-6
+    assert largest_difference(state.server.model.params, gradient_descent(problem, 12, 0.3)) < 1e-6
 
 
 def test_fedsgd_is_gradient_descent_exactly_when_weighted_by_size():
@@ -109,12 +91,12 @@ def test_fedsgd_is_gradient_descent_exactly_when_weighted_by_size():
     central = gradient_descent(problem, 5, 0.3)
     by_size, _ = problem.run(problem.fedavg(batch_size=16), 5)
     uniform, _ = problem.run(problem.fedavg(batch_size=16, weighting="uniform"), 5)
-    assert largest_difference(by_size.server.params, central) < 1e-6
-    assert largest_difference(uniform.server.params, central) > 1e-3
+    assert largest_difference(by_size.server.model.params, central) < 1e-6
+    assert largest_difference(uniform.server.model.params, central) > 1e-3
 
     equal = Problem((6,) * 6)
     uniform, _ = equal.run(equal.fedavg(batch_size=16, weighting="uniform"), 5)
-    assert largest_difference(uniform.server.params, gradient_descent(equal, 5, 0.3)) < 1e-6
+    assert largest_difference(uniform.server.model.params, gradient_descent(equal, 5, 0.3)) < 1e-6
 
 
 def test_learning_rate_may_depend_on_the_round():
@@ -122,7 +104,7 @@ def test_learning_rate_may_depend_on_the_round():
     schedule = lambda t: jnp.where(t < 1, 0.3, 0.0)
     once, _ = problem.run(problem.fedavg(lr=0.3), 1)
     twice, _ = problem.run(problem.fedavg(lr=schedule), 2)
-    assert_same_bits(once.server.params, twice.server.params)
+    assert_same_bits(once.server.model.params, twice.server.model.params)
 
 
 def test_weight_decay_acts_at_w():
@@ -132,8 +114,9 @@ def test_weight_decay_acts_at_w():
         problem.fedavg(client=ff.client.sgd(lr, weight_decay=decay)), 1
     )
     without, _ = problem.run(problem.fedavg(client=ff.client.sgd(lr)), 1)
-    expected = jax.tree.map(lambda v, w: v - lr * decay * w, without.server.params, problem.params)
-    assert_close(with_decay.server.params, expected, 1e-6)
+    start, end = problem.params, without.server.model.params
+    expected = jax.tree.map(lambda v, w: v - lr * decay * w, end, start)
+    assert_close(with_decay.server.model.params, expected, 1e-6)
 
 
 @pytest.mark.parametrize("sizes", [(6, 6), (6, 3), (5, 9)])
@@ -147,12 +130,12 @@ def test_steps_instead_of_epochs(sizes):
         assert_same_bits(whole.server, same.server)
     train = problem.client(lr=0.1, steps=5).train
     _, local, _ = jax.jit(train)(
-        problem.params, problem.data.client(jnp.int32(0)), jax.random.key(0), round=jnp.int32(0)
+        problem.variables, problem.data.client(jnp.int32(0)), jax.random.key(0), round=jnp.int32(0)
     )
     assert int(local.steps) == 5
     per_epoch = int(epochs[0])
     full, rest = divmod(5, per_epoch)
-    assert float(local.totals.examples) == full * sizes[0] + min(4 * rest, sizes[0])
+    assert float(local.sums["examples"]) == full * sizes[0] + min(4 * rest, sizes[0])
     assert float(info.examples) == sum(sizes)
 
 
@@ -165,7 +148,8 @@ def test_round_info_and_drift():
     )
     norm = np.sqrt(sum((g**2).sum() for pair in grad for g in pair))
     assert float(info.drift) == pytest.approx(0.3 * norm, rel=1e-5)
-    totals = ff.evaluator(problem.objective, 4)(problem.params, problem.data.examples)
-    assert float(info.loss) == pytest.approx(float(totals.means()[0]), rel=1e-6)
-    assert float(info.accuracy) == float(totals.means()[1])
+    sums = ff.evaluator(problem.task, 4)(problem.variables, problem.data.examples)
+    means = problem.task.means(sums)
+    assert float(info.report["loss"]) == pytest.approx(float(means["loss"]), rel=1e-6)
+    assert float(info.report["accuracy"]) == float(means["accuracy"])
     assert int(state.round) == 1

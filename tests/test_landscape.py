@@ -8,7 +8,6 @@ from conftest import Problem, assert_close
 
 import fedjax_flat as ff
 from fedjax_flat import curvature, landscape
-from fedjax_flat.objective import Totals
 
 KEY = jax.random.key(0)
 
@@ -20,15 +19,12 @@ def problem():
 
 @pytest.fixture(scope="module")
 def loss(problem):
-    return curvature.of_examples(problem.objective, problem.dataset.train, batch_size=5)
+    return curvature.of_examples(problem.task, problem.dataset.train, batch_size=5)
 
 
 def quadratic(function):
     """A DataLoss of one example whose loss is `function(params)`."""
-    zero = jnp.float32(0)
-    return curvature.data_loss(
-        lambda p, b: Totals(function(p) + 0 * jnp.sum(b), zero, zero), jnp.zeros((1, 1))
-    )
+    return curvature.data_loss(lambda p, b: function(p) + 0 * jnp.sum(b), jnp.zeros((1, 1)))
 
 
 def test_centre_of_a_surface_is_the_loss_exactly(problem, loss):
@@ -39,9 +35,9 @@ def test_centre_of_a_surface_is_the_loss_exactly(problem, loss):
         landscape.filter_normalised(k, problem.params) for k in jax.random.split(KEY)
     )
     surface = landscape.grid(loss, problem.params, directions, axis, axis)
-    totals = loss.totals(problem.params)
-    assert surface.loss[2, 2] == float(totals.loss) / 23
-    assert surface.error[2, 2] == 1 - float(totals.correct) / 23
+    means = loss.means(problem.params)
+    assert surface.loss[2, 2] == float(means["loss"])
+    assert surface.error[2, 2] == 1 - float(means["accuracy"])
     assert np.isfinite(surface.loss).all()
 
 
@@ -118,7 +114,7 @@ def test_filters_have_the_models_lengths(problem):
 
 
 def test_plane_reproduces_its_models(problem, loss):
-    models = [problem.model.init(k) for k in jax.random.split(KEY, 4)]
+    models = [problem.model.init(k).params for k in jax.random.split(KEY, 4)]
     plane = landscape.plane(*models)
     assert plane.points.shape == (4, 2)
     np.testing.assert_allclose(plane.points[0], 0, atol=1e-6)

@@ -10,10 +10,12 @@ import pytest
 import quadratic
 import reference_methods as ref
 from conftest import Problem, assert_close, assert_same_bits
-from methods import LIMITS, LR, SIZES, Run, algorithm_of, clients, limit_name, problem, run
+from methods import LIMITS, LR, Run, algorithm_of, clients, limit_name, problem, run
 from test_fedavg import gradient_descent, largest_difference
 
 import fedjax_flat as ff
+from fedjax_flat.algorithms.fedgloss import Radius
+from fedjax_flat.testing import SIZES
 
 
 @functools.cache
@@ -43,7 +45,7 @@ def test_scaffold_with_equal_control_variates_steps_as_fedavg():
     state = state._replace(server=state.server._replace(control=control), clients=equal)
     after, _ = first.step(state, first.data)
     fedavg = run("fedavg").states[1]
-    assert_same_bits(after.server.base.params, fedavg.server.params)
+    assert_same_bits(after.server.base.model.params, fedavg.server.model.params)
 
 
 def test_feddyn_without_regulariser_adds_up_its_steps():
@@ -67,7 +69,7 @@ def test_fedspeed_without_prox_doubles_the_first_step():
 
 def test_fedgh_of_one_client_is_fedavg():
     small = Problem((6,))
-    params = [small.run(algorithm_of(n, small.objective), 2)[0].server.params
+    params = [small.run(algorithm_of(n, small.task), 2)[0].server.model.params
               for n in ("fedgh", "fedavg")]
     assert_close(*params, 1e-6)
 
@@ -75,32 +77,32 @@ def test_fedgh_of_one_client_is_fedavg():
 def test_fedadam_on_one_client_is_adam():
     small = Problem((4,))
     settings = {"client__epochs": 1, "server__adaptive__bias_correction": True}
-    fedadam = algorithm_of("fedadam", small.objective, **settings)
-    ours = small.run(fedadam, 4)[0].server.params
+    fedadam = algorithm_of("fedadam", small.task, **settings)
+    ours = small.run(fedadam, 4)[0].server.model.params
     adam = ff.algorithms.fedavg(
         small.client(lr=LR), optax.adam(0.01, b1=0.9, b2=0.99, eps=1e-3)
     )
     with jax.numpy_dtype_promotion("standard"):  # optax counts steps in integers
-        assert_close(ours, small.run(adam, 4)[0].server.params, 1e-6)
+        assert_close(ours, small.run(adam, 4)[0].server.model.params, 1e-6)
 
 
 def test_fedsgd_is_gradient_descent_on_the_union():
     settings = {"server__learning_rate": 0.3}
     state, _ = problem().run(algorithm_of("fedsgd", **settings), 5)
-    assert largest_difference(state.server.params, gradient_descent(problem(), 5, 0.3)) < 1e-6
+    assert largest_difference(state.server.model.params, gradient_descent(problem(), 5, 0.3)) < 1e-6
 
 
 def test_naive_fedgloss_with_one_full_step_is_centralised_sam():
     """All clients, one full-batch step each, no duals: SAM on the mean loss with rate eta_l."""
     small = Problem((6, 3, 5))
     settings = {"client__batch_size": 16, "client__epochs": 1, "fedgloss__duals": False}
-    naive = algorithm_of("naivefedgloss", small.objective, **settings)
-    ours = small.run(naive, 4)[0].server.params
+    naive = algorithm_of("naivefedgloss", small.task, **settings)
+    ours = small.run(naive, 4)[0].server.model.params
     union = Problem((14,))
-    union.params = small.params
+    union.variables = small.variables
     central = union.run(
         union.fedavg(lr=LR, batch_size=14, sharpness=ff.client.sam(0.15)), 4
-    )[0].server.params
+    )[0].server.model.params
     assert_close(ours, central, 1e-6)
 
 
@@ -111,11 +113,11 @@ def test_fedgloss_error_of_its_ascent_is_measured():
     assert errors[0] == pytest.approx(0.15, rel=1e-5)  # no direction yet against a unit one
     assert all(0 < e <= 0.3 for e in errors)
     assert_close(measured.params, run("fedgloss").algorithm.models(
-        run("fedgloss").states[4].server)["global"], 1e-6)
+        run("fedgloss").states[4].server)["global"].params, 1e-6)
 
 
 def test_released_fedgloss_uses_the_clients_radius_while_that_warms_up():
-    radius = ff.algorithms.Radius(0.01, early=0.2, early_rounds=3)
+    radius = Radius(0.01, early=0.2, early_rounds=3)
     values = [float(radius.at(jnp.int32(r))) for r in range(5)]
     np.testing.assert_allclose(values, [0.2, 0.2, 0.2, 0.01, 0.01], rtol=1e-6)
 

@@ -15,9 +15,9 @@ import pytest
 from conftest import assert_same_bits, small_config
 
 import fedjax_flat as ff
-from fedjax_flat.engine import metrics
-from fedjax_flat.engine.loop import train
-from fedjax_flat.engine.run_folder import RunFolder
+from fedjax_flat.run import metrics
+from fedjax_flat.run.loop import train
+from fedjax_flat.run.run_folder import RunFolder
 
 TIMES = ("examples_per_s",)
 
@@ -45,16 +45,16 @@ def test_run_folder(tmp_path):
     trained = [r for r in result.records if r["split"] == "cohort"]
     assert [r["round"] for r in trained] == [1, 2, 3, 4, 5, 6]
     parameters = ff.models.num_parameters(result.models["global"])
-    assert trained[0]["floats_down"] == trained[0]["floats_up"] == 10 * parameters
+    assert trained[0]["bytes_down"] == trained[0]["bytes_up"] == 10 * 4 * parameters
     assert trained[0]["clients"] == 10
     assert {"loss", "accuracy", "drift", "examples_per_s"} <= set(trained[0])
     last = [r["accuracy"] for r in result.records if r["split"] == "test"][-2:]
-    assert result.accuracy(2) == (np.mean(last), np.std(last), 2)
+    assert result.score(2) == (np.mean(last), np.std(last), 2)
 
 
 def test_learns(tmp_path):
     config = small_config(rounds=60, eval__window=5)
-    accuracy, _, count = quiet_train(config, tmp_path / "a").accuracy(5)
+    accuracy, _, count = quiet_train(config, tmp_path / "a").score(5)
     assert count == 5
     assert accuracy > 0.85
 
@@ -160,8 +160,8 @@ def test_fifty_rounds_are_traced_once_and_move_no_array(tmp_path, monkeypatch):
     traces = []
     original = ff.round_step
 
-    def counting(*args):
-        step = original(*args)
+    def counting(*args, **options):
+        step = original(*args, **options)
 
         def counted(state, data):
             traces.append(jax.tree.leaves(state)[0])
@@ -169,7 +169,7 @@ def test_fifty_rounds_are_traced_once_and_move_no_array(tmp_path, monkeypatch):
 
         return counted
 
-    monkeypatch.setattr("fedjax_flat.experiment.round_step", counting)
+    monkeypatch.setattr("fedjax_flat.experiment.assembly.round_step", counting)
     compiled = []
     monkeypatch.setattr(
         jax, "jit", lambda f, _jit=jax.jit, **kw: compiled.append(_jit(f, **kw)) or compiled[-1]

@@ -18,14 +18,15 @@ from fedjax_flat import models
     ],
 )
 def test_models_have_the_papers_number_of_parameters(name, classes, expected):
-    model = models.build(name, num_classes=classes, image_shape=(32, 32, 3))
+    model = models.build(name, num_classes=classes, inputs=(32, 32, 3))
     assert models.num_parameters(jax.eval_shape(model.init, jax.random.key(0))) == expected
 
 
 def test_initialisation_is_pytorchs():
     """Weights and biases are uniform on +-1/sqrt(fan_in)."""
-    model = models.build("cnn", num_classes=10, image_shape=(32, 32, 3))
-    params = jax.jit(model.init)(jax.random.key(0))
+    model = models.build("cnn", num_classes=10, inputs=(32, 32, 3))
+    variables = jax.jit(model.init)(jax.random.key(0))
+    params = variables.params
     fan_in = {"Conv_0": 75, "Conv_1": 1600, "Dense_0": 1600, "Dense_1": 384, "classifier": 192}
     assert set(params) == set(fan_in)
     for name, n in fan_in.items():
@@ -53,12 +54,14 @@ def test_cnn_equals_plain_flax():
                 x = nn.relu(nn.Dense(width, name=f"Dense_{i}")(x))
             return nn.Dense(10, name="classifier")(x)
 
-    model = models.build("cnn", num_classes=10, image_shape=(32, 32, 3))
-    params = jax.jit(model.init)(jax.random.key(0))
+    model = models.build("cnn", num_classes=10, inputs=(32, 32, 3))
+    variables = jax.jit(model.init)(jax.random.key(0))
+    params = variables.params
     images = jax.random.normal(jax.random.key(1), (3, 32, 32, 3))
     with jax.numpy_rank_promotion("allow"):
         expected = Plain().apply({"params": params}, images)
-    np.testing.assert_allclose(model.apply(params, images), expected, rtol=1e-4, atol=1e-5)
+    logits = model.apply(variables, images).logits
+    np.testing.assert_allclose(logits, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_resnet_equals_plain_flax():
@@ -91,13 +94,14 @@ def test_resnet_equals_plain_flax():
                 x = Block(64 * 2 ** (i // 2), stride, name=f"Block_{i}")(x)
             return nn.Dense(10, name="classifier")(x.mean((1, 2)))
 
-    model = models.build("resnet18", num_classes=10, image_shape=(16, 16, 3))
-    params = jax.jit(model.init)(jax.random.key(0))
+    model = models.build("resnet18", num_classes=10, inputs=(16, 16, 3))
+    variables = jax.jit(model.init)(jax.random.key(0))
+    params = variables.params
     images = jax.random.normal(jax.random.key(1), (2, 16, 16, 3))
     with jax.numpy_rank_promotion("allow"):
         expected = jax.jit(Plain().apply)({"params": params}, images)
     np.testing.assert_allclose(
-        jax.jit(model.apply)(params, images), expected, rtol=1e-4, atol=1e-5
+        jax.jit(model.apply)(variables, images).logits, expected, rtol=1e-4, atol=1e-5
     )
 
 
@@ -109,23 +113,25 @@ def test_a_key_switches_training_mode_on():
 
     model = models.from_linen(Dropped(), (4, 4, 1))
     images = jnp.ones((1, 4, 4, 1))
-    np.testing.assert_array_equal(model.apply({}, images), np.ones((1, 16)))
-    assert set(np.unique(model.apply({}, images, jax.random.key(0)))) == {0.0, 2.0}
+    empty = models.Variables({})
+    np.testing.assert_array_equal(model.apply(empty, images).logits, np.ones((1, 16)))
+    assert set(np.unique(model.apply(empty, images, jax.random.key(0)).logits)) == {0.0, 2.0}
 
 
 @pytest.mark.parametrize("name", ["cnn", "mlp"])
 def test_bfloat16_keeps_float32_parameters_gradients_and_logits(name):
-    models_of = lambda p: models.build(name, num_classes=10, image_shape=(32, 32, 3), precision=p)
+    models_of = lambda p: models.build(name, num_classes=10, inputs=(32, 32, 3), precision=p)
     exact, rounded = models_of("float32"), models_of("bfloat16")
-    params = jax.jit(rounded.init)(jax.random.key(0))
+    variables = jax.jit(rounded.init)(jax.random.key(0))
     images = jax.random.normal(jax.random.key(1), (2, 32, 32, 3))
-    logits = jax.jit(rounded.apply)(params, images)
+    logits = jax.jit(rounded.apply)(variables, images).logits
     assert logits.dtype == jnp.float32
-    gap = np.abs(logits - jax.jit(exact.apply)(params, images)).max()
+    gap = np.abs(logits - jax.jit(exact.apply)(variables, images).logits).max()
     assert 0 < gap < 0.01 * np.abs(logits).max() + 0.01
-    grads = jax.jit(jax.grad(lambda p: jnp.sum(rounded.apply(p, images) ** 2)))(params)
-    assert {x.dtype for x in jax.tree.leaves((params, grads))} == {jnp.dtype("float32")}
-    jaxpr = str(jax.make_jaxpr(rounded.apply)(params, images))
+    loss = lambda v: jnp.sum(rounded.apply(v, images).logits ** 2)
+    grads = jax.jit(jax.grad(loss))(variables)
+    assert {x.dtype for x in jax.tree.leaves((variables, grads))} == {jnp.dtype("float32")}
+    jaxpr = str(jax.make_jaxpr(rounded.apply)(variables, images))
     assert "bf16[2," in jaxpr, "layers do compute in bfloat16"
 
 
@@ -133,9 +139,9 @@ def test_bfloat16_keeps_float32_parameters_gradients_and_logits(name):
     ("name", "shape", "message"),
     [
         ("resnet", (32, 32, 3), "unknown model 'resnet': expected one of cnn, mlp"),
-        ("cnn", (8, 8, 1), r"cannot read images of shape \(8, 8, 1\).*larger than the image"),
+        ("cnn", (8, 8, 1), r"cannot read inputs of shape \(8, 8, 1\).*larger than the image"),
     ],
 )
 def test_wrong_inputs(name, shape, message):
     with pytest.raises(ff.UsageError, match=message):
-        models.build(name, num_classes=10, image_shape=shape)
+        models.build(name, num_classes=10, inputs=shape)

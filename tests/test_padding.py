@@ -28,12 +28,13 @@ def engine(strategy: str, slots: int):
     algorithm = problem.fedavg(epochs=2)
 
     def run(state, data, cohort):
-        step = ff.round_step(algorithm, lambda key: cohort, ff.cohort_map(strategy))
+        over = ff.cohort_map(strategy)
+        step = ff.round_step(algorithm, lambda key: cohort, over, task=problem.task)
         for _ in range(2):
             state, info = step(state, data)
         return state.server, info
 
-    state = ff.init_state(algorithm, problem.params, CLIENTS, jax.random.key(0))
+    state = ff.init_state(algorithm, problem.variables, CLIENTS, jax.random.key(0))
     return problem, functools.partial(jax.jit(run), state)
 
 
@@ -65,17 +66,17 @@ def test_what_is_in_the_padding(mask, seed):
     noise = np.random.default_rng(seed)
     real = np.array(mask)
     stored = ff.data.Batch(
-        np.asarray(problem.data.examples.images[:8]), np.asarray(problem.data.examples.labels[:8]),
+        np.asarray(problem.data.examples.inputs[:8]), np.asarray(problem.data.examples.labels[:8]),
         real,
     )
     other = stored._replace(
-        images=np.where(real[:, None, None, None], stored.images,
-                        noise.integers(0, 256, stored.images.shape, np.uint8)),
+        inputs=np.where(real[:, None, None, None], stored.inputs,
+                        noise.integers(0, 256, stored.inputs.shape, np.uint8)),
         labels=np.where(real, stored.labels, noise.integers(0, 3, 8, np.int32)),
     )
     result = grad(problem.params, stored)
     assert_same_bits(result, grad(problem.params, other))
-    assert float(result[0][1].examples) == real.sum()
+    assert float(result[0][1]["examples"]) == real.sum()
 
 
 @functools.cache
@@ -83,8 +84,10 @@ def masked_gradient():
     problem = Problem((8,))
 
     def loss(params, stored):
-        batch = problem.objective.augment(stored, jax.random.key(0))
-        return problem.objective.mean_loss(params, batch)
+        batch = problem.task.prepare(stored, jax.random.key(0))
+        outputs = problem.task.forward(ff.models.Variables(params), batch, jax.random.key(1))
+        sums = problem.task.measure(outputs, batch)
+        return problem.task.means(sums)["loss"], sums
 
     return problem, jax.jit(jax.value_and_grad(loss, has_aux=True))
 
@@ -101,7 +104,7 @@ def test_empty_clients_and_empty_slots(sizes):
 @pytest.mark.parametrize("strategy", ["vmap", "map", "chunked"])
 def test_a_round_without_clients_changes_nothing(strategy):
     server, info = train((3, 4, 0, 0), mask=[False] * 4, strategy=strategy)
-    assert_same_bits(server.params, engine(strategy, 4)[0].params)
+    assert_same_bits(server.model.params, engine(strategy, 4)[0].params)
     assert bool(info.finite)
     assert float(info.clients) == 0
 
@@ -129,7 +132,7 @@ def test_shuffle_is_a_permutation_that_padding_does_not_change():
 
 def test_evaluation_ignores_padding():
     problem = Problem((11,))
-    whole = ff.evaluator(problem.objective, 11)(problem.params, problem.data.examples)
-    uneven = ff.evaluator(problem.objective, 4)(problem.params, problem.data.examples)
-    assert float(uneven.examples) == 11
-    np.testing.assert_allclose(np.array(whole), np.array(uneven), rtol=1e-6)
+    whole = ff.evaluator(problem.task, 11)(problem.variables, problem.data.examples)
+    uneven = ff.evaluator(problem.task, 4)(problem.variables, problem.data.examples)
+    assert float(uneven["examples"]) == 11
+    assert_close(whole, uneven, 1e-6)

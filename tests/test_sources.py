@@ -15,12 +15,12 @@ from fedjax_flat.data import sources
 
 def test_digits():
     data = sources.load("digits")
-    assert data.train.images.dtype == data.test.images.dtype == np.uint8
-    assert data.image_shape == (8, 8, 1)
+    assert data.train.inputs.dtype == data.test.inputs.dtype == np.uint8
+    assert data.input_shape == (8, 8, 1)
     assert (len(data.train.labels), len(data.test.labels)) == (1442, 355)
-    assert data.train.images.max() == 16
+    assert data.train.inputs.max() == 16
     assert (np.bincount(data.test.labels) >= 34).all()
-    together = {x.tobytes() for x in np.concatenate([data.train.images, data.test.images])}
+    together = {x.tobytes() for x in np.concatenate([data.train.inputs, data.test.inputs])}
     assert len(together) == 1797, "no test image is also a train image"
 
 
@@ -78,11 +78,11 @@ def test_cifar_from_folder_and_archive(tiny_cifar, tmp_path, monkeypatch):
     ]
     for data in loaded:
         np.testing.assert_array_equal(data.train.labels, [0, 9, 1, 8, 2, 7, 3, 6, 4, 5])
-        np.testing.assert_array_equal(data.train.images, loaded[0].train.images)
+        np.testing.assert_array_equal(data.train.inputs, loaded[0].train.inputs)
     first = pickle.loads(files["data_batch_1"].replace(b"numpy.core", b"numpy._core"))[b"data"]
     # Channels are stored plane by plane: red 32x32, then green, then blue.
-    assert loaded[0].train.images[0, 2, 5, 1] == first[0, 1024 + 2 * 32 + 5]
-    assert loaded[0].train.images.dtype == np.uint8
+    assert loaded[0].train.inputs[0, 2, 5, 1] == first[0, 1024 + 2 * 32 + 5]
+    assert loaded[0].train.inputs.dtype == np.uint8
 
 
 def test_truncated_and_missing_files(tiny_cifar, tmp_path):
@@ -122,8 +122,8 @@ def test_only_arrays_are_unpickled():
 
 def test_real_cifar10(cifar_dir):
     data = sources.load("cifar10", cifar_dir)
-    assert data.train.images.shape == (50_000, 32, 32, 3)
+    assert data.train.inputs.shape == (50_000, 32, 32, 3)
     assert set(np.bincount(data.train.labels)) == {5000}
     assert set(np.bincount(data.test.labels)) == {1000}
-    mean = data.train.images.mean(axis=(0, 1, 2)) / 255
+    mean = data.train.inputs.mean(axis=(0, 1, 2)) / 255
     np.testing.assert_allclose(mean, data.mean, atol=1e-4)

@@ -1,20 +1,29 @@
-"""Federated methods, one short file each."""
+"""Federated methods, one short file each: a file that exports METHOD is found by itself."""
 
-from fedjax_flat.algorithms.adabest import adabest
-from fedjax_flat.algorithms.base import Algorithm, ClientResult, Exchange, Uploads
-from fedjax_flat.algorithms.fedacg import fedacg
-from fedjax_flat.algorithms.fedavg import fedavg
-from fedjax_flat.algorithms.fedcm import fedcm
-from fedjax_flat.algorithms.feddyn import feddyn
-from fedjax_flat.algorithms.fedgh import fedgh
-from fedjax_flat.algorithms.fedgloss import Radius, fedgloss
-from fedjax_flat.algorithms.fedsgd import fedsgd
-from fedjax_flat.algorithms.fedsmoo import fedsmoo
-from fedjax_flat.algorithms.fedspeed import fedspeed
-from fedjax_flat.algorithms.mime import mime
-from fedjax_flat.algorithms.scaffold import scaffold
+import importlib
+import pkgutil
+
+from fedjax_flat.algorithms.base import (
+    Algorithm,
+    Exchange,
+    Reply,
+    Uploads,
+    combine,
+    difference,
+    replies,
+    zeros,
+)
+from fedjax_flat.algorithms.compressed import compressed
+from fedjax_flat.algorithms.method import METHODS, Method, Parts, add_methods
+from fedjax_flat.algorithms.personal import personal
+
+for _found in pkgutil.iter_modules(__path__):
+    _module = importlib.import_module(f"{__name__}.{_found.name}")
+    if hasattr(_module, "METHOD"):
+        add_methods(_module.METHOD)
+        globals()[_found.name] = getattr(_module, _found.name)  # the factory, not its module
 
 __all__ = [
-    "Algorithm", "ClientResult", "Exchange", "Radius", "Uploads", "adabest", "fedacg", "fedavg",
-    "fedcm", "feddyn", "fedgh", "fedgloss", "fedsgd", "fedsmoo", "fedspeed", "mime", "scaffold",
+    "METHODS", "Algorithm", "Exchange", "Method", "Parts", "Reply", "Uploads", "add_methods",
+    "combine", "compressed", "difference", "personal", "replies", "zeros",
 ]

@@ -1,7 +1,8 @@
 """What an algorithm is: pure functions made by a factory that closes over static choices.
 
 A round is one exchange with the cohort, for some methods two: broadcast -> local on every client ->
-sums over the cohort -> update. Carried state and diagnostics are two types.
+reductions over the cohort -> update. Models are `Variables`; what is measured in them (statistics)
+is averaged like parameters and no optimiser sees it. Carried state and diagnostics are two types.
 """
 
 from collections.abc import Callable
@@ -10,73 +11,95 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fedjax_flat import errors, parts
 from fedjax_flat.client.local import LocalInfo
-from fedjax_flat.data.federated import ClientData
+from fedjax_flat.data import ClientData
+from fedjax_flat.models import Variables
 
-Params = Any
 ServerState = Any
 ClientState = Any  # () for stateless clients
 Message = Any
 Metrics = dict[str, jax.Array]
 
 
-class ClientResult(NamedTuple):
-    """What one client hands back; `delta` and `total` are its upload."""
+class Reply(NamedTuple):
+    """What one client hands back: its new state, and an upload in three reductions."""
 
-    delta: Params  # anchor minus local model
-    weight: jax.Array  # of delta in the mean over the cohort
     state: ClientState
     info: LocalInfo
-    total: Any = ()  # what else is sent, summed over the cohort as it is
+    weight: jax.Array  # of `mean`
+    present: jax.Array  # whether it took part: else nothing of it counts, and its state stays
+    mean: Any = ()  # averaged over the cohort with the weights
+    sum: Any = ()  # summed as it is
+    each: Any = ()  # kept apart: stacked over the cohort
 
 
 class Uploads(NamedTuple):
-    """What the server receives from a cohort."""
+    """What the server receives from a cohort; zeros where nobody took part."""
 
-    pseudo_gradient: Params  # sum(weight * delta) / sum(weight)
-    delta_sum: Params  # without weights
-    total: Any
+    mean: Any  # sum(weight * mean) / sum(weight)
+    sum: Any
+    each: Any
+    weights: jax.Array  # one per member of the cohort, 0 for those that are absent
     clients: jax.Array  # how many took part
-    deltas: Any  # each client's, stacked, with `weights`: only if the exchange keeps them
-    weights: Any
 
 
 class Exchange(NamedTuple):
-    """One message down and one upload back, with the cohort of the round."""
+    """One message down and one upload back, with the cohort of the round.
 
-    broadcast: Callable[[ServerState, jax.Array], Message]
-    local: Callable[[Message, ClientState, ClientData, jax.Array, jax.Array], ClientResult]
+    `address(common, state, client)` is what one client receives of what is broadcast, by default
+    all of it. What is sent is counted from shapes: leaves that are `own` are not, and `bits` has
+    two functions that say what the others weigh, down and up, by default as they are.
+    """
+
+    broadcast: Callable[[ServerState, jax.Array], Any]
+    local: Callable[[Message, ClientState, ClientData, jax.Array, jax.Array], Reply]
     update: Callable[[ServerState, Uploads, jax.Array], tuple[ServerState, Metrics]]
-    keeps_deltas: bool = False
+    address: Callable[[Any, ClientState, jax.Array], Message] | None = None
+    own: parts.Part | None = None
+    bits: tuple[Callable[[Any], int] | None, Callable[[Any], int] | None] = (None, None)
 
 
 class Algorithm(NamedTuple):
     """One federated method; `models` always has the trained one under the name `global`.
 
-    `init(params, num_clients)` is the server's state and the state with which each client starts.
+    `init(variables, num_clients)` is the server's state and the state with which each client
+    starts. `personal(server, state)` is the model of one client, where clients have their own.
     """
 
-    init: Callable[[Params, int], tuple[ServerState, ClientState]]
+    init: Callable[[Variables, int], tuple[ServerState, ClientState]]
     exchanges: tuple[Exchange, ...]
-    models: Callable[[ServerState], dict[str, Params]]
+    models: Callable[[ServerState], dict[str, Variables]]
+    personal: Callable[[ServerState, ClientState], Variables] | None = None
 
 
-WEIGHTINGS: dict[str, Callable[[Any], jax.Array]] = {
+_WEIGHTS: dict[str, Callable[[Any], jax.Array]] = {
     "examples": lambda size: jnp.asarray(size, jnp.float32),
     "uniform": lambda size: (jnp.asarray(size) > 0).astype(jnp.float32),
 }
+WEIGHTINGS = tuple(_WEIGHTS)
 
 
-def zeros(tree: Params) -> Params:
+def replies(weighting: str) -> Callable[..., Reply]:
+    """`reply(data, state, info, mean=..., sum=..., each=...)`, clients weighted as asked."""
+    weigh = errors.lookup("weighting", weighting, _WEIGHTS)
+
+    def reply(data: ClientData, state: ClientState, info: LocalInfo, **upload: Any) -> Reply:
+        return Reply(state, info, weigh(data.size), jnp.asarray(data.size) > 0, **upload)
+
+    return reply
+
+
+def zeros(tree: Any) -> Any:
     """Zeros like `tree`."""
     return jax.tree.map(jnp.zeros_like, tree)
 
 
-def difference(a: Params, b: Params) -> Params:
+def difference(a: Any, b: Any) -> Any:
     """a - b."""
     return jax.tree.map(jnp.subtract, a, b)
 
 
-def combine(a: Params, scale: Any, b: Params) -> Params:
+def combine(a: Any, scale: Any, b: Any) -> Any:
     """a + scale b."""
     return jax.tree.map(lambda x, y: x + jnp.asarray(scale, y.dtype) * y, a, b)

@@ -13,22 +13,17 @@ from typing import Any, NamedTuple
 import jax
 
 from fedjax_flat import errors
-from fedjax_flat.algorithms.base import (
-    WEIGHTINGS,
-    Algorithm,
-    ClientResult,
-    Exchange,
-    combine,
-    difference,
-    zeros,
-)
+from fedjax_flat.algorithms.base import Algorithm, Exchange, combine, difference, replies, zeros
+from fedjax_flat.algorithms.method import Method
 from fedjax_flat.client import Client, drift
+from fedjax_flat.models import Variables
+from fedjax_flat.settings import Setting
 
 
 class FedACGState(NamedTuple):
     """The global model and its momentum."""
 
-    params: Any
+    model: Variables
     momentum: Any
 
 
@@ -36,30 +31,44 @@ def fedacg(
     client: Client, *, momentum: float, beta: float, weighting: str = "examples"
 ) -> Algorithm:
     """FedACG; `momentum` is the paper's lambda."""
-    weigh = errors.lookup("weighting", weighting, WEIGHTINGS)
+    reply = replies(weighting)
     errors.below_one("momentum", momentum)
     errors.at_least("beta", beta, 0)
 
-    def init(params, num_clients):
+    def init(variables, num_clients):
         del num_clients
-        return FedACGState(params, zeros(params)), ()
+        return FedACGState(variables, zeros(variables.params)), ()
 
     def local(message, state, data, round, key):
-        params, info, _ = client.train(
+        trained, info, _ = client.train(
             message, data, key, round=round, drift=drift.proximal(beta)
         )
-        return ClientResult(difference(message, params), weigh(data.size), state, info)
+        return reply(data, state, info, mean=difference(message, trained))
 
     def update(server, uploads, round):
         del round
-        m = jax.tree.map(
-            lambda m, d: momentum * m - d, server.momentum, uploads.pseudo_gradient
-        )
-        return FedACGState(combine(server.params, 1.0, m), m), {}
+        params, stats = server.model
+        m = jax.tree.map(lambda m, d: momentum * m - d, server.momentum, uploads.mean.params)
+        model = Variables(combine(params, 1.0, m), difference(stats, uploads.mean.stats))
+        return FedACGState(model, m), {}
 
-    look_ahead = lambda server, round: combine(server.params, momentum, server.momentum)
+    def look_ahead(server, round):
+        del round
+        ahead = combine(server.model.params, momentum, server.momentum)
+        return server.model._replace(params=ahead)
+
     return Algorithm(
         init=init,
         exchanges=(Exchange(look_ahead, local, update),),
-        models=lambda server: {"global": server.params},
+        models=lambda server: {"global": server.model},
     )
+
+
+METHOD = Method(
+    "fedacg", "Kim 2024", "a look-ahead model, and clients near it",
+    lambda p: fedacg(p.client, weighting=p.weighting, **p.settings), optimizer="own",
+    settings={
+        "momentum": Setting(0.85, "the paper's lambda", at_least=0, below=1),
+        "beta": Setting(0.01, "strength of the proximal term", at_least=0),
+    },
+)

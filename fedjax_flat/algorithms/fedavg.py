@@ -1,8 +1,11 @@
 """FedAvg in the form of FedOpt, and FedProx, which only adds a term to the local objective.
 
 McMahan et al., "Communication-efficient learning of deep networks from decentralized data"
-(AISTATS 2017); Reddi et al., "Adaptive federated optimization" (ICLR 2021); Li et al., "Federated
-optimization in heterogeneous networks" (MLSys 2020).
+(AISTATS 2017); Hsu et al., "Measuring the effects of non-identical data distribution for federated
+visual classification" (2019); Reddi et al., "Adaptive federated optimization" (ICLR 2021); Li et
+al., "Federated optimization in heterogeneous networks" (MLSys 2020). With SAM or ASAM on clients it
+is FedSAM or FedASAM: Caldarola et al., "Improving generalization in federated learning by seeking
+flat minima" (ECCV 2022).
 
     w_k     <- E epochs of the client optimiser from w on f_k   (FedProx: + mu / 2 ||w_k - w||^2)
     Delta   =  sum_k (n_k / n) (w - w_k),   n = sum of n_k over the cohort     (pseudo-gradient)
@@ -14,20 +17,17 @@ from typing import Any, NamedTuple
 import optax
 
 from fedjax_flat import errors
-from fedjax_flat.algorithms.base import (
-    WEIGHTINGS,
-    Algorithm,
-    ClientResult,
-    Exchange,
-    difference,
-)
+from fedjax_flat.algorithms.base import Algorithm, Exchange, difference, replies
+from fedjax_flat.algorithms.method import Method, Parts
 from fedjax_flat.client import Client, drift
+from fedjax_flat.models import Variables
+from fedjax_flat.settings import Setting
 
 
 class FedAvgState(NamedTuple):
     """The global model and the server optimiser's state."""
 
-    params: Any
+    model: Variables
     opt_state: Any
 
 
@@ -39,32 +39,62 @@ def fedavg(
     mu: float = 0.0,
 ) -> Algorithm:
     """FedAvg, clients weighted by n_k (`examples`) or `uniform`; with mu > 0, FedProx."""
-    weigh = errors.lookup("weighting", weighting, WEIGHTINGS)
+    reply = replies(weighting)
     errors.at_least("mu", mu, 0)
 
-    def init(params, num_clients):
+    def init(variables, num_clients):
         del num_clients
-        return FedAvgState(params, server_optimizer.init(params)), ()
+        return server_start(server_optimizer, variables), ()
 
     def local(message, state, data, round, key):
         near = drift.proximal(mu) if mu else None
-        params, info, _ = client.train(message, data, key, round=round, drift=near)
-        return ClientResult(difference(message, params), weigh(data.size), state, info)
+        trained, info, _ = client.train(message, data, key, round=round, drift=near)
+        return reply(data, state, info, mean=difference(message, trained))
 
     def update(server, uploads, round):
         del round
-        return server_step(server_optimizer, server, uploads.pseudo_gradient), {}
+        return server_step(server_optimizer, server, uploads.mean), {}
 
     return Algorithm(
         init=init,
-        exchanges=(Exchange(lambda server, round: server.params, local, update),),
-        models=lambda server: {"global": server.params},
+        exchanges=(Exchange(lambda server, round: server.model, local, update),),
+        models=lambda server: {"global": server.model},
     )
 
 
-def server_step(
-    server_optimizer: optax.GradientTransformation, server: FedAvgState, pseudo_gradient: Any
+def server_start(
+    server_optimizer: optax.GradientTransformation, variables: Variables
 ) -> FedAvgState:
-    """w <- SERVEROPT(w, pseudo-gradient)."""
-    updates, opt_state = server_optimizer.update(pseudo_gradient, server.opt_state, server.params)
-    return FedAvgState(optax.apply_updates(server.params, updates), opt_state)
+    """The state before the first round."""
+    return FedAvgState(variables, server_optimizer.init(variables.params))
+
+
+def server_step(
+    server_optimizer: optax.GradientTransformation, server: FedAvgState, delta: Variables
+) -> FedAvgState:
+    """w <- SERVEROPT(w, pseudo-gradient); statistics move by all of their difference."""
+    params, stats = server.model
+    updates, opt_state = server_optimizer.update(delta.params, server.opt_state, params)
+    model = Variables(optax.apply_updates(params, updates), difference(stats, delta.stats))
+    return FedAvgState(model, opt_state)
+
+
+def _make(parts: Parts) -> Algorithm:
+    return fedavg(
+        parts.client, parts.server_optimizer, weighting=parts.weighting, **parts.settings
+    )
+
+
+METHOD = (
+    Method("fedavg", "McMahan 2017", "weighted mean of locally trained models", _make),
+    Method("fedsam", "Caldarola 2022", "FedAvg with SAM on clients", _make, sharpness="sam"),
+    Method("fedasam", "Caldarola 2022", "FedAvg with ASAM on clients", _make, sharpness="asam"),
+    Method("fedavgm", "Hsu 2019", "momentum on the server", _make, optimizer="sgd with momentum"),
+    Method("fedadam", "Reddi 2021", "Adam on the server", _make, optimizer="adam"),
+    Method("fedadagrad", "Reddi 2021", "Adagrad on the server", _make, optimizer="adagrad"),
+    Method("fedyogi", "Reddi 2021", "Yogi on the server", _make, optimizer="yogi"),
+    Method(
+        "fedprox", "Li 2020", "clients stay near the global model", _make,
+        settings={"mu": Setting(0.1, "strength of the proximal term", at_least=0)},
+    ),
+)

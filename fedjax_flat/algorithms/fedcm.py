@@ -17,17 +17,12 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_flat import errors
-from fedjax_flat.algorithms.base import (
-    WEIGHTINGS,
-    Algorithm,
-    ClientResult,
-    Exchange,
-    difference,
-    zeros,
-)
-from fedjax_flat.algorithms.fedavg import FedAvgState, server_step
+from fedjax_flat.algorithms.base import Algorithm, Exchange, difference, replies, zeros
+from fedjax_flat.algorithms.fedavg import FedAvgState, server_start, server_step
+from fedjax_flat.algorithms.method import Method, Parts
 from fedjax_flat.client import Client, drift
 from fedjax_flat.client.optimizer import Schedule, rate_of
+from fedjax_flat.settings import Setting
 
 
 class FedCMState(NamedTuple):
@@ -46,34 +41,54 @@ def fedcm(
     weighting: str = "examples",
 ) -> Algorithm:
     """FedCM for clients whose optimiser is SGD with `learning_rate`."""
-    weigh = errors.lookup("weighting", weighting, WEIGHTINGS)
+    reply = replies(weighting)
     if not 0 < alpha <= 1:
         raise errors.UsageError(f"alpha = {alpha}: expected more than 0 and at most 1.")
 
-    def init(params, num_clients):
+    def init(variables, num_clients):
         del num_clients
-        base = FedAvgState(params, server_optimizer.init(params))
-        return FedCMState(base, zeros(params)), ()
+        base = server_start(server_optimizer, variables)
+        return FedCMState(base, zeros(variables.params)), ()
 
     def local(message, state, data, round, key):
         x, direction = message
-        params, info, _ = client.train(
+        trained, info, _ = client.train(
             x, data, key, round=round, drift=drift.blended(alpha, direction)
         )
         steps = info.steps.astype(jnp.float32)
-        return ClientResult(difference(x, params), weigh(data.size), state, info, total=steps)
+        return reply(data, state, info, mean=difference(x, trained), sum=steps)
 
     def update(server, uploads, round):
-        base = server_step(server_optimizer, server.base, uploads.pseudo_gradient)
-        steps = uploads.total / jnp.maximum(uploads.clients, 1)
+        base = server_step(server_optimizer, server.base, uploads.mean)
+        steps = uploads.sum / jnp.maximum(uploads.clients, 1)
         length = jnp.maximum(steps, 1) * rate_of(learning_rate, round)
-        direction = jax.tree.map(lambda d: d / length, uploads.pseudo_gradient)
+        direction = jax.tree.map(lambda d: d / length, uploads.mean.params)
         return FedCMState(base, direction), {}
 
     return Algorithm(
         init=init,
         exchanges=(
-            Exchange(lambda server, round: (server.base.params, server.direction), local, update),
+            Exchange(lambda server, round: (server.base.model, server.direction), local, update),
         ),
-        models=lambda server: {"global": server.base.params},
+        models=lambda server: {"global": server.base.model},
     )
+
+
+def _make(parts: Parts) -> Algorithm:
+    return fedcm(
+        parts.client, parts.server_optimizer, learning_rate=parts.learning_rate,
+        weighting=parts.weighting, **parts.settings,
+    )
+
+
+_SETTINGS = {"alpha": Setting(0.1, "weight of the local gradient", above=0, at_most=1)}
+METHOD = (
+    Method(
+        "fedcm", "Xu 2021", "the last direction in every local step", _make, _SETTINGS,
+        client_optimizer="sgd",
+    ),
+    Method(
+        "mofedsam", "Qu 2022", "FedCM with SAM", _make, _SETTINGS, "fedcm", sharpness="sam",
+        client_optimizer="sgd",
+    ),
+)

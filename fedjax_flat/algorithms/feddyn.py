@@ -17,22 +17,17 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_flat import errors
-from fedjax_flat.algorithms.base import (
-    WEIGHTINGS,
-    Algorithm,
-    ClientResult,
-    Exchange,
-    combine,
-    difference,
-    zeros,
-)
+from fedjax_flat.algorithms.base import Algorithm, Exchange, combine, difference, replies, zeros
+from fedjax_flat.algorithms.method import Method
 from fedjax_flat.client import Client, drift
+from fedjax_flat.models import Variables
+from fedjax_flat.settings import Setting
 
 
 class FedDynState(NamedTuple):
     """The cloud model x, the mean of the last cohort's models if reported, h and K."""
 
-    params: Any
+    model: Variables
     mean: Any
     dual: Any
     num_clients: jax.Array
@@ -42,34 +37,44 @@ def feddyn(
     client: Client, *, alpha: float, weighting: str = "examples", average_model: bool = False
 ) -> Algorithm:
     """FedDyn; `average_model` reports the mean of the active models beside the cloud model."""
-    weigh = errors.lookup("weighting", weighting, WEIGHTINGS)
+    reply = replies(weighting)
     errors.positive("alpha", alpha)
 
-    def init(params, num_clients):
-        mean = params if average_model else ()
-        return FedDynState(params, mean, zeros(params), jnp.float32(num_clients)), zeros(params)
+    def init(variables, num_clients):
+        mean, zero = variables if average_model else (), zeros(variables.params)
+        return FedDynState(variables, mean, zero, jnp.float32(num_clients)), zero
 
     def local(message, dual, data, round, key):
-        params, info, _ = client.train(
+        trained, info, _ = client.train(
             message, data, key, round=round, drift=drift.dynamic(dual, alpha)
         )
-        delta = difference(message, params)
-        dual = combine(dual, alpha, delta)
-        return ClientResult(delta, weigh(data.size), dual, info)
+        delta = difference(message, trained)
+        dual = combine(dual, alpha, delta.params)
+        return reply(data, dual, info, mean=delta, sum=delta.params)
 
     def update(server, uploads, round):
         del round
-        dual = combine(server.dual, alpha / server.num_clients, uploads.delta_sum)
-        mean = difference(server.params, uploads.pseudo_gradient)
-        params = combine(mean, -1 / alpha, dual)
+        dual = combine(server.dual, alpha / server.num_clients, uploads.sum)
+        mean = difference(server.model, uploads.mean)
+        model = mean._replace(params=combine(mean.params, -1 / alpha, dual))
         kept = mean if average_model else ()
-        return FedDynState(params, kept, dual, server.num_clients), {}
+        return FedDynState(model, kept, dual, server.num_clients), {}
 
     def models(server):
-        return {"global": server.params} | ({"average": server.mean} if average_model else {})
+        return {"global": server.model} | ({"average": server.mean} if average_model else {})
 
     return Algorithm(
         init=init,
-        exchanges=(Exchange(lambda server, round: server.params, local, update),),
+        exchanges=(Exchange(lambda server, round: server.model, local, update),),
         models=models,
     )
+
+
+METHOD = Method(
+    "feddyn", "Acar 2021", "dynamic regularisation, a dual per client",
+    lambda p: feddyn(p.client, weighting=p.weighting, **p.settings), optimizer="own",
+    settings={
+        "alpha": Setting(0.01, "strength of the regulariser", above=0),
+        "average_model": Setting(False, "report the mean of the active clients' models too"),
+    },
+)

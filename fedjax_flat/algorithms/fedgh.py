@@ -17,10 +17,12 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_flat import errors
-from fedjax_flat.algorithms.base import Algorithm, Exchange, combine
+from fedjax_flat.algorithms.base import Algorithm, combine
 from fedjax_flat.algorithms.fedavg import fedavg, server_step
+from fedjax_flat.algorithms.method import Method
 from fedjax_flat.client import Client
 from fedjax_flat.server import aggregate
+from fedjax_flat.settings import Setting
 
 
 def fedgh(
@@ -35,19 +37,23 @@ def fedgh(
     base = fedavg(client, server_optimizer, weighting=weighting)
     (exchange,) = base.exchanges
 
+    def local(message, state, data, round, key):
+        reply = exchange.local(message, state, data, round, key)
+        stats = reply.mean._replace(params=())
+        return reply._replace(mean=stats, each=reply.mean.params)
+
     def update(server, uploads, round):
         del round
-        deltas = harmonise(uploads.deltas)
+        deltas = harmonise(uploads.each)
         weights = uploads.weights
         total = jax.tree.map(
             lambda d: jnp.tensordot(weights.astype(d.dtype), d, axes=1), deltas
         )
-        pseudo_gradient = aggregate.mean(total, jnp.sum(weights))
-        metrics = conflicts(uploads.deltas, "before") | conflicts(deltas, "after")
-        return server_step(server_optimizer, server, pseudo_gradient), metrics
+        params = aggregate.mean(total, jnp.sum(weights))
+        metrics = conflicts(uploads.each, "before") | conflicts(deltas, "after")
+        return server_step(server_optimizer, server, uploads.mean._replace(params=params)), metrics
 
-    changed = Exchange(exchange.broadcast, exchange.local, update, keeps_deltas=True)
-    return base._replace(exchanges=(changed,))
+    return base._replace(exchanges=(exchange._replace(local=local, update=update),))
 
 
 def harmonised(deltas: Any) -> Any:
@@ -82,3 +88,10 @@ def conflicts(deltas: Any, when: str) -> dict[str, jax.Array]:
         return jnp.sum(jnp.triu(gram < 0, 1).astype(jnp.float32))
 
     return {f"conflicts_{when}/{name}": count(layer) for name, layer in deltas.items()}
+
+
+METHOD = Method(
+    "fedgh", "Zhang 2023", "conflicting updates projected off each other",
+    lambda p: fedgh(p.client, p.server_optimizer, weighting=p.weighting, **p.settings),
+    settings={"scope": Setting("model", "what is projected", choices=("model", "layer"))},
+)

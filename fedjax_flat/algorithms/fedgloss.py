@@ -1,7 +1,8 @@
 """FedGloSS: SAM on the server. NaiveFedGloSS is the same with an ascent that costs an exchange.
 
 Caldarola et al., "Beyond local sharpness: communication-efficient global sharpness-aware
-minimization for federated learning" (CVPR 2025).
+minimization for federated learning" (CVPR 2025). Equation numbers are those of Caldarola's PhD
+thesis (Politecnico di Torino, 2024).
 
     message      x~ = x + eps,   eps = rho_s D / ||D||          (4.6), (4.7); 0 while D = 0
                  D = the pseudo-gradient of the round before    (FedGloSS)
@@ -28,23 +29,18 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_flat import errors
-from fedjax_flat.algorithms.base import (
-    WEIGHTINGS,
-    Algorithm,
-    ClientResult,
-    Exchange,
-    combine,
-    difference,
-    zeros,
-)
+from fedjax_flat.algorithms.base import Algorithm, Exchange, combine, difference, replies, zeros
+from fedjax_flat.algorithms.method import Method, Parts
 from fedjax_flat.client import Client, drift
 from fedjax_flat.client.sharpness import scaled_to
+from fedjax_flat.models import Variables
+from fedjax_flat.settings import Setting
 
 
 class FedGloSSState(NamedTuple):
     """The unperturbed model x, D, h (or (), without duals) and K."""
 
-    params: Any
+    model: Variables
     direction: Any
     dual: Any
     num_clients: jax.Array
@@ -74,27 +70,28 @@ def fedgloss(
     weighting: str = "examples",
 ) -> Algorithm:
     """FedGloSS, or NaiveFedGloSS if `naive`; the clients' own SAM is in `client`."""
-    weigh = errors.lookup("weighting", weighting, WEIGHTINGS)
+    reply = replies(weighting)
     per_client = errors.lookup("variant", variant, {"paper": False, "released": True})
     errors.positive("beta", beta)
     errors.at_least("server rho", radius.rho, 0)
 
-    def init(params, num_clients):
-        zero, dual = zeros(params), zeros(params) if duals else ()
-        return FedGloSSState(params, zero, dual, jnp.float32(num_clients)), dual
+    def init(variables, num_clients):
+        zero = zeros(variables.params)
+        dual = zero if duals else ()
+        return FedGloSSState(variables, zero, dual, jnp.float32(num_clients)), dual
 
     def train(message, dual, data, round, key):
         near = drift.dynamic(dual, 1 / beta) if duals else None
-        params, info, _ = client.train(message, data, key, round=round, drift=near)
-        return difference(message, params), info
+        trained, info, _ = client.train(message, data, key, round=round, drift=near)
+        return difference(message, trained), info
 
     def probe(message, dual, data, round, key):
         delta, info = train(message, dual, data, round, key)
-        return ClientResult(delta, weigh(data.size), dual, info)
+        return reply(data, dual, info, mean=delta.params)
 
     def point(server, uploads, round):
         """What an exchange at x itself is for: the ascent direction, or its error."""
-        new = uploads.pseudo_gradient
+        new = uploads.mean
         if naive:
             return server._replace(direction=new), {}
         rho = radius.at(round)
@@ -102,28 +99,57 @@ def fedgloss(
         return server, {"delta_eps": rho * optax.tree.norm(gap)}
 
     def perturbed(server, round):
-        return combine(server.params, 1.0, scaled_to(radius.at(round), server.direction))
+        eps = scaled_to(radius.at(round), server.direction)
+        return server.model._replace(params=combine(server.model.params, 1.0, eps))
 
     def local(message, dual, data, round, key):
         delta, info = train(message, dual, data, round, key)
         if duals:
-            dual = combine(dual, 1 / beta, delta)
-        return ClientResult(delta, weigh(data.size), dual, info)
+            dual = combine(dual, 1 / beta, delta.params)
+        return reply(data, dual, info, mean=delta, sum=delta.params if duals else ())
 
     def update(server, uploads, round):
         del round
-        params, dual = difference(server.params, uploads.pseudo_gradient), ()
+        model, dual = difference(server.model, uploads.mean), ()
         if duals:
             share = 1 / (beta * server.num_clients)
             share = share / jnp.maximum(uploads.clients, 1) if per_client else share
-            dual = combine(server.dual, share, uploads.delta_sum)
-            params = combine(params, -beta, dual)
-        return FedGloSSState(params, uploads.pseudo_gradient, dual, server.num_clients), {}
+            dual = combine(server.dual, share, uploads.sum)
+            model = model._replace(params=combine(model.params, -beta, dual))
+        return FedGloSSState(model, uploads.mean.params, dual, server.num_clients), {}
 
-    first = Exchange(lambda server, round: server.params, probe, point)
+    first = Exchange(lambda server, round: server.model, probe, point)
     main = Exchange(perturbed, local, update)
     return Algorithm(
         init=init,
         exchanges=(first, main) if naive or measured else (main,),
-        models=lambda server: {"global": server.params},
+        models=lambda server: {"global": server.model},
     )
+
+
+def _make(parts: Parts, naive: bool) -> Algorithm:
+    settings, client = dict(parts.settings), parts.config.client
+    early = client.rho_warmup if settings["variant"] == "released" else 0
+    radius = Radius(settings.pop("rho"), client.rho, early)
+    return fedgloss(
+        parts.client, radius=radius, naive=naive, weighting=parts.weighting, **settings
+    )
+
+
+_SETTINGS = {
+    "rho": Setting(0.15, "the server's radius; client.rho is the clients'", at_least=0),
+    "beta": Setting(10.0, "strength of the duals' constraint, 1 / FedDyn's alpha", above=0),
+    "duals": Setting(True, "with the terms of ADMM"),
+    "measured": Setting(False, "report the error of the ascent, at the price of an exchange"),
+    "variant": Setting("paper", "or as the released code", choices=("paper", "released")),
+}
+METHOD = (
+    Method(
+        "fedgloss", "Caldarola 2025", "SAM on the server, ascent from the last round",
+        lambda p: _make(p, naive=False), _SETTINGS, optimizer="own",
+    ),
+    Method(
+        "naivefedgloss", "Caldarola 2025", "SAM on the server, ascent by an exchange",
+        lambda p: _make(p, naive=True), _SETTINGS, "fedgloss", optimizer="own",
+    ),
+)

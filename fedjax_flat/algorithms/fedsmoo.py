@@ -19,24 +19,19 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_flat import errors
-from fedjax_flat.algorithms.base import (
-    WEIGHTINGS,
-    Algorithm,
-    ClientResult,
-    Exchange,
-    combine,
-    difference,
-    zeros,
-)
+from fedjax_flat.algorithms.base import Algorithm, Exchange, combine, difference, replies, zeros
+from fedjax_flat.algorithms.method import Method
 from fedjax_flat.client import Client, drift
 from fedjax_flat.client.optimizer import Schedule, rate_of
 from fedjax_flat.client.sharpness import scaled_to
+from fedjax_flat.models import Variables
+from fedjax_flat.settings import Setting
 
 
 class FedSMOOState(NamedTuple):
     """The global model, h, s and K."""
 
-    params: Any
+    model: Variables
     dual: Any
     perturbation: Any
     num_clients: jax.Array
@@ -53,17 +48,17 @@ def fedsmoo(
     client: Client, *, rho: float | Schedule, beta: float, weighting: str = "examples"
 ) -> Algorithm:
     """FedSMOO."""
-    weigh = errors.lookup("weighting", weighting, WEIGHTINGS)
+    reply = replies(weighting)
     errors.positive("beta", beta)
 
-    def init(params, num_clients):
-        zero = zeros(params)
-        server = FedSMOOState(params, zero, zero, jnp.float32(num_clients))
+    def init(variables, num_clients):
+        zero = zeros(variables.params)
+        server = FedSMOOState(variables, zero, zero, jnp.float32(num_clients))
         return server, FedSMOOClient(zero, zero)
 
     def local(message, own, data, round, key):
         x, s = message
-        params, info, mu = client.train(
+        trained, info, mu = client.train(
             x,
             data,
             key,
@@ -71,22 +66,24 @@ def fedsmoo(
             drift=drift.dynamic(own.dual, 1 / beta),
             sharpness=consistent_ascent(rho, own.perturbation_dual, s),
         )
-        delta = difference(x, params)
-        state = FedSMOOClient(combine(own.dual, 1 / beta, delta), mu)
-        return ClientResult(delta, weigh(data.size), state, info, total=mu)
+        delta = difference(x, trained)
+        state = FedSMOOClient(combine(own.dual, 1 / beta, delta.params), mu)
+        return reply(data, state, info, mean=delta, sum=(delta.params, mu))
 
     def update(server, uploads, round):
-        dual = combine(server.dual, 1 / (beta * server.num_clients), uploads.delta_sum)
-        mean = difference(server.params, uploads.pseudo_gradient)
-        s = scaled_to(rate_of(rho, round), uploads.total)  # S and the sum have one direction
-        return FedSMOOState(combine(mean, -beta, dual), dual, s, server.num_clients), {}
+        delta_sum, mu_sum = uploads.sum
+        dual = combine(server.dual, 1 / (beta * server.num_clients), delta_sum)
+        mean = difference(server.model, uploads.mean)
+        s = scaled_to(rate_of(rho, round), mu_sum)  # S and the sum have one direction
+        model = mean._replace(params=combine(mean.params, -beta, dual))
+        return FedSMOOState(model, dual, s, server.num_clients), {}
 
     return Algorithm(
         init=init,
         exchanges=(
-            Exchange(lambda server, round: (server.params, server.perturbation), local, update),
+            Exchange(lambda server, round: (server.model, server.perturbation), local, update),
         ),
-        models=lambda server: {"global": server.params},
+        models=lambda server: {"global": server.model},
     )
 
 
@@ -104,3 +101,11 @@ def consistent_ascent(
 
     return optax.GradientTransformationExtraArgs(lambda params: mu, update)
 
+
+
+METHOD = Method(
+    "fedsmoo", "Sun 2023", "duals on models and on perturbations",
+    lambda p: fedsmoo(p.client, rho=p.rho, weighting=p.weighting, **p.settings),
+    settings={"beta": Setting(10.0, "strength of the duals' constraint", above=0)},
+    gradients=2, optimizer="own", sharpness="own",
+)

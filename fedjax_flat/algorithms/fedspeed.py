@@ -18,18 +18,12 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_flat import errors
-from fedjax_flat.algorithms.base import (
-    WEIGHTINGS,
-    Algorithm,
-    ClientResult,
-    Exchange,
-    combine,
-    difference,
-    zeros,
-)
+from fedjax_flat.algorithms.base import Algorithm, Exchange, combine, difference, replies, zeros
+from fedjax_flat.algorithms.method import Method
 from fedjax_flat.client import Client, drift
 from fedjax_flat.client.optimizer import Schedule, rate_of
 from fedjax_flat.client.sharpness import EPSILON
+from fedjax_flat.settings import Setting
 
 
 def fedspeed(
@@ -42,17 +36,17 @@ def fedspeed(
     weighting: str = "examples",
 ) -> Algorithm:
     """FedSpeed; `prox` is the paper's lambda, `alpha` its a."""
-    weigh = errors.lookup("weighting", weighting, WEIGHTINGS)
+    reply = replies(weighting)
     errors.positive("prox", prox)
     if not 0 <= alpha <= 1:
         raise errors.UsageError(f"alpha = {alpha}: expected 0 to 1.")
 
-    def init(params, num_clients):
+    def init(variables, num_clients):
         del num_clients
-        return params, zeros(params)
+        return variables, zeros(variables.params)
 
     def local(message, dual, data, round, key):
-        params, info, _ = client.train(
+        trained, info, _ = client.train(
             message,
             data,
             key,
@@ -60,19 +54,19 @@ def fedspeed(
             drift=drift.dynamic(dual, 1 / prox),
             sharpness=quasi_gradient(rho, alpha, normalised),
         )
-        delta = difference(message, params)
-        dual = combine(dual, 1 / prox, delta)
-        corrected = combine(delta, prox, dual)  # x - (w_k - lambda h_k)
-        return ClientResult(corrected, weigh(data.size), dual, info)
+        delta = difference(message, trained)
+        dual = combine(dual, 1 / prox, delta.params)
+        corrected = combine(delta.params, prox, dual)  # x - (w_k - lambda h_k)
+        return reply(data, dual, info, mean=delta._replace(params=corrected))
 
-    def update(params, uploads, round):
+    def update(model, uploads, round):
         del round
-        return difference(params, uploads.pseudo_gradient), {}
+        return difference(model, uploads.mean), {}
 
     return Algorithm(
         init=init,
-        exchanges=(Exchange(lambda params, round: params, local, update),),
-        models=lambda params: {"global": params},
+        exchanges=(Exchange(lambda model, round: model, local, update),),
+        models=lambda model: {"global": model},
     )
 
 
@@ -90,3 +84,15 @@ def quasi_gradient(
         return jax.tree.map(lambda a, b: (1 - alpha) * a + alpha * b, grads, there), state
 
     return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
+
+
+METHOD = Method(
+    "fedspeed", "Sun 2023", "prox-correction, a gradient that looks ahead",
+    lambda p: fedspeed(p.client, rho=p.rho, weighting=p.weighting, **p.settings),
+    settings={
+        "alpha": Setting(0.95, "weight of the gradient that looks ahead", at_least=0, at_most=1),
+        "prox": Setting(100.0, "the paper's lambda", above=0),
+        "normalised": Setting(False, "ascent of length rho, as in the group's simulator"),
+    },
+    gradients=2, optimizer="own", sharpness="own",
+)

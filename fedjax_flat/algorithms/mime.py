@@ -18,18 +18,11 @@ import jax
 import optax
 
 from fedjax_flat import errors
-from fedjax_flat.algorithms.base import (
-    WEIGHTINGS,
-    Algorithm,
-    ClientResult,
-    Exchange,
-    difference,
-    zeros,
-)
-from fedjax_flat.algorithms.fedavg import FedAvgState, server_step
-from fedjax_flat.client import Client, drift
-from fedjax_flat.client.local import no_training
-from fedjax_flat.server import aggregate
+from fedjax_flat.algorithms.base import Algorithm, Exchange, difference, replies, zeros
+from fedjax_flat.algorithms.fedavg import FedAvgState, server_start, server_step
+from fedjax_flat.algorithms.method import Method, Parts
+from fedjax_flat.client import Client, drift, full_gradient
+from fedjax_flat.settings import Setting
 
 
 class MimeState(NamedTuple):
@@ -49,47 +42,67 @@ def mime(
     weighting: str = "examples",
 ) -> Algorithm:
     """Mime with momentum beta = `momentum`; `lite` leaves the variance reduction out."""
-    weigh = errors.lookup("weighting", weighting, WEIGHTINGS)
+    reply = replies(weighting)
     errors.below_one("momentum", momentum)
 
-    def init(params, num_clients):
+    def init(variables, num_clients):
         del num_clients
-        zero = zeros(params)
-        return MimeState(FedAvgState(params, server_optimizer.init(params)), zero, zero), ()
+        zero = zeros(variables.params)
+        return MimeState(server_start(server_optimizer, variables), zero, zero), ()
 
     def measure(x, state, data, round, key):
         del round, key
-        return ClientResult(client.gradient(x, data), weigh(data.size), state, no_training())
+        gradient, info = full_gradient(client, x, data)
+        return reply(data, state, info, mean=gradient)
 
     def remember(server, uploads, round):
         del round
-        return server._replace(gradient=uploads.pseudo_gradient), {}
+        return server._replace(gradient=uploads.mean), {}
 
     def local(message, state, data, round, key):
         x, m, c = message
         blend = drift.blended(1 - momentum, m)
         direction = blend if lite else optax.chain(drift.variance_reduced(c), blend)
-        params, info, _ = client.train(x, data, key, round=round, drift=direction)
-        weight = weigh(data.size)
-        total = (aggregate.weighted(client.gradient(x, data), weight), weight) if lite else ()
-        return ClientResult(difference(x, params), weight, state, info, total=total)
+        trained, info, _ = client.train(x, data, key, round=round, drift=direction)
+        gradient = full_gradient(client, x, data)[0] if lite else ()
+        return reply(data, state, info, mean=(difference(x, trained), gradient))
 
     def update(server, uploads, round):
         del round
-        c = aggregate.mean(*uploads.total) if lite else server.gradient
+        delta, gradient = uploads.mean
+        c = gradient if lite else server.gradient
         m = jax.tree.map(lambda m, c: (1 - momentum) * c + momentum * m, server.momentum, c)
-        base = server_step(server_optimizer, server.base, uploads.pseudo_gradient)
+        base = server_step(server_optimizer, server.base, delta)
         return MimeState(base, m, c), {}
 
     def message(server, round):
         del round
-        return server.base.params, server.momentum, () if lite else server.gradient
+        return server.base.model, server.momentum, () if lite else server.gradient
 
-    ask = Exchange(lambda server, round: server.base.params, measure, remember)
+    ask = Exchange(lambda server, round: server.base.model, measure, remember)
     train = Exchange(message, local, update)
     return Algorithm(
         init=init,
         exchanges=(train,) if lite else (ask, train),
-        models=lambda server: {"global": server.base.params},
+        models=lambda server: {"global": server.base.model},
     )
 
+
+def _make(parts: Parts, lite: bool) -> Algorithm:
+    return mime(
+        parts.client, parts.server_optimizer, lite=lite, weighting=parts.weighting,
+        **parts.settings,
+    )
+
+
+_SETTINGS = {"momentum": Setting(0.9, "beta; 0 is the papers' SGD", at_least=0, below=1)}
+METHOD = (
+    Method(
+        "mime", "Karimireddy 2021", "MimeLite with variance reduction",
+        lambda p: _make(p, lite=False), _SETTINGS, gradients=2,
+    ),
+    Method(
+        "mimelite", "Karimireddy 2021", "the server's momentum on clients",
+        lambda p: _make(p, lite=True), _SETTINGS, "mime",
+    ),
+)

@@ -1,8 +1,12 @@
 """What happens on a client."""
 
-from fedjax_flat.client import drift
-from fedjax_flat.client.local import Client, LocalInfo, local_training
+from fedjax_flat.client import drift, terms
+from fedjax_flat.client.local import Client, LocalInfo, full_gradient, local_training
 from fedjax_flat.client.optimizer import sgd
 from fedjax_flat.client.sharpness import asam, sam, warm_up
+from fedjax_flat.client.terms import Term
 
-__all__ = ["Client", "LocalInfo", "asam", "drift", "local_training", "sam", "sgd", "warm_up"]
+__all__ = [
+    "Client", "LocalInfo", "Term", "asam", "drift", "full_gradient", "local_training", "sam", "sgd",
+    "terms", "warm_up",
+]

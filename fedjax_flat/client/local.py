@@ -1,54 +1,72 @@
-"""What a client computes: local training, and the gradient over all its examples.
+"""What a client computes: local training, and sums over all its examples.
 
-The local loop is epochs over shuffled examples, one optimiser step per batch. The gradient passes
-through sharpness, then drift, then the optimiser: one optax chain with extra arguments.
+The local loop is epochs over shuffled examples, one optimiser step per batch. The gradient of the
+task's loss and a method's terms passes through sharpness, then drift, then the optimiser: one optax
+chain with extra arguments. Statistics move once per step, with the pass at w.
 
 A client of size n takes ceil(n / B) steps per epoch, the last one on a smaller batch, and not one
 step more: the trip counts are the client's own. Under `vmap` the loop runs as long as the longest
 client's and a finished client's carry is left alone, so padding changes no bit.
 """
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_flat import debug, rng
+from fedjax_flat import debug, parts, rng
+from fedjax_flat.client.terms import Term
+from fedjax_flat.data import federated
 from fedjax_flat.data.federated import ClientData, client_batch, shuffled_positions
-from fedjax_flat.objective import Objective, Totals
+from fedjax_flat.models import Variables
+from fedjax_flat.tasks import Sums, Task
 
 
 class LocalInfo(NamedTuple):
     """What happened on one client."""
 
-    totals: Totals  # over every example visited, at the parameters before each step
-    drift: jax.Array  # mean over local epochs of ||w - anchor||, equation (3.8)
+    sums: Sums  # over every example visited, at the parameters before each step
+    drift: jax.Array  # mean over local epochs of ||w - anchor||
     steps: jax.Array
-    model: Any  # where training ended, for those who look; () if there was none
+    model: Any  # where training ended, own part and all; () if nothing was trained
 
 
 class LocalResult(NamedTuple):
-    """Where local training ended."""
+    """Where local training ended; a client's own part of the model is the anchor's here."""
 
-    params: Any
+    variables: Variables
     info: LocalInfo
     sharpness_state: Any  # of the sharpness transform, for methods whose ascent has a memory
 
 
 class Client(NamedTuple):
-    """`train(params, data, key, *, round, drift, sharpness) -> LocalResult`.
+    """`train(variables, data, key, *, round, terms, drift, sharpness, frozen) -> LocalResult`.
 
-    `gradient(params, data)`: of the mean loss over all the client's examples, not augmented.
+    `over(f, data)` is the sum of f(batch) over all the client's stored examples, `steps(data)` the
+    number of local steps it takes.
     """
 
+    task: Task
     train: Callable[..., LocalResult]
-    gradient: Callable[[Any, ClientData], Any]
+    over: Callable[[Callable[..., Any], ClientData], Any]
+    steps: Callable[[ClientData], jax.Array]
+
+
+class _Pass(NamedTuple):
+    """What a client's steps carry on, and what a group hands from one client to the next."""
+
+    variables: Variables
+    states: Any  # of sharpness, drift and optimiser
+    sums: Sums
+    drift: jax.Array
+    steps: jax.Array
 
 
 def local_training(
-    objective: Objective,
+    task: Task,
     optimizer: optax.GradientTransformation,
     *,
     sharpness: optax.GradientTransformation | None = None,
@@ -61,82 +79,176 @@ def local_training(
     `steps`, when given, replaces `epochs` by a number of steps, over as many reshuffled epochs as
     they need. Everything starts fresh in every round. The transforms are called with the extra
     arguments `grad_fn` (the gradient of this batch, same examples and key, elsewhere), `anchor` and
-    `round`.
+    `round`. Of a group, each client goes on with the model of the one before it.
     """
     own_sharpness = sharpness
-    grad = jax.value_and_grad(objective.mean_loss, has_aux=True)
 
     def train(
-        params, data: ClientData, key: jax.Array, *, round, drift=None, sharpness=None
+        variables: Variables,
+        data: ClientData,
+        key: jax.Array,
+        *,
+        round: Any,
+        terms: Sequence[Term] = (),
+        drift: optax.GradientTransformation | None = None,
+        sharpness: optax.GradientTransformation | None = None,
+        frozen: parts.Part | None = None,
     ) -> LocalResult:
-        parts = (sharpness or own_sharpness, drift, optimizer)
-        chain = optax.chain(*(optax.identity() if p is None else p for p in parts))
-        anchor = params
-        steps_per_epoch = -(-data.size // batch_size)
-        total: Any
-        if steps is None:
-            total, num_epochs = epochs * steps_per_epoch, epochs
-        elif isinstance(data.size, int):
-            total, num_epochs = steps, -(-steps // steps_per_epoch)
+        transforms = (sharpness or own_sharpness, drift, optimizer)
+        chain = optax.chain(*(optax.identity() if t is None else t for t in transforms))
+        anchor = parts.put(variables, data.own)
+        visit = functools.partial(
+            _visit, _Step(task, chain, anchor.params, terms, frozen, round),
+            batch_size=batch_size, epochs=epochs, steps=steps,
+        )
+        zero = jnp.zeros((), jnp.float32)
+        start = _Pass(anchor, chain.init(anchor.params), _no_sums(task, anchor, data, batch_size),
+                      zero, jnp.zeros((), jnp.int32))
+        if not data.in_group:
+            end = visit(start, data, key)
         else:
-            total = jnp.where(data.size > 0, steps, 0)
-            num_epochs = -(-total // jnp.maximum(steps_per_epoch, 1))
-        length = -(-data.max_size // batch_size) * batch_size
+            end = _in_sequence(visit, chain, start, data, key)
+        info = LocalInfo(end.sums, end.drift, end.steps, end.variables)
+        shared = parts.put(end.variables, parts.take(anchor, lambda name: name in data.own))
+        return LocalResult(shared, info, end.states[0])
 
-        def step(i, carry, positions, first):
-            params, opt_state, totals = carry
-            here = jax.lax.dynamic_slice(positions, ((i - first) * batch_size,), (batch_size,))
-            step_key = rng.fold(key, "step", i)
-            batch = objective.augment(client_batch(data, here), rng.fold(step_key, "augment"))
-            loss_key = rng.fold(step_key, "loss")
-            (_, batch_totals), grads = grad(params, batch, loss_key)
-            debug.check({"loss": batch_totals.loss, "gradient": grads}, client=data.client, step=i)
-            updates, opt_state = chain.update(
-                grads,
-                opt_state,
-                params,
-                grad_fn=lambda p: grad(p, batch, loss_key)[1],
-                anchor=anchor,
-                round=round,
+    def steps_of(data):
+        if data.in_group:
+            return sum(steps_of(data.member(i)) for i in range(data.in_group))
+        total, _ = _schedule(data, batch_size, epochs, steps)
+        return jnp.asarray(total, jnp.float32)
+
+    over = functools.partial(federated.over, batch_size=batch_size)
+    return Client(task, train, over, steps_of)
+
+
+class _Step(NamedTuple):
+    """One local step, all but the state it changes."""
+
+    task: Task
+    chain: optax.GradientTransformationExtraArgs
+    anchor: Any
+    terms: Sequence[Term]
+    frozen: parts.Part | None
+    round: Any
+
+    def loss(self, params, stats, batch, contexts, key):
+        """(mean loss over the real units plus the terms, (sums, statistics))."""
+        outputs = self.task.forward(Variables(params, stats), batch, key)
+        sums = self.task.measure(outputs, batch)
+        loss = sums["loss"] / jnp.maximum(sums["units"], 1)
+        for term, context in zip(self.terms, contexts, strict=True):
+            loss = loss + term.loss(outputs, batch, context)
+        return loss, (sums, outputs.stats)
+
+    def take(self, variables, states, stored, key, **where):
+        """(variables, states, sums) after one batch of stored examples."""
+        params, stats = variables
+        batch = self.task.prepare(stored, rng.fold(key, "augment"))
+        contexts = [jax.lax.stop_gradient(term.context(batch)) for term in self.terms]
+        gradient = jax.value_and_grad(self.loss, has_aux=True)
+
+        def at(params):
+            rest = (stats, batch, contexts, rng.fold(key, "loss"))
+            (_, seen), grads = gradient(params, *rest)
+            return seen, self.still(grads)
+
+        (sums, stats), grads = at(params)
+        debug.check({"loss": sums["loss"], "gradient": grads}, **where)
+        updates, states = self.chain.update(
+            grads, states, params, grad_fn=lambda p: at(p)[1], anchor=self.anchor, round=self.round
+        )
+        params = optax.apply_updates(params, self.still(updates))
+        debug.check({"params": params}, **where)
+        return Variables(params, stats), states, sums
+
+    def still(self, tree):
+        """Nothing where the model is frozen."""
+        return parts.without(Variables(tree), self.frozen).params
+
+
+def _visit(step: _Step, begin: _Pass, data: ClientData, key, *, batch_size, epochs, steps) -> _Pass:
+    """One client's steps."""
+    steps_per_epoch = -(-data.size // batch_size)
+    total, num_epochs = _schedule(data, batch_size, epochs, steps)
+    length = -(-data.max_size // batch_size) * batch_size
+
+    def one(i, carry, positions, first):
+        variables, states, sums = carry
+        here = jax.lax.dynamic_slice(positions, ((i - first) * batch_size,), (batch_size,))
+        variables, states, new = step.take(
+            variables, states, client_batch(data, here), rng.fold(key, "step", i),
+            client=data.client, step=i,
+        )
+        return variables, states, jax.tree.map(jnp.add, sums, new)
+
+    def epoch(e, carry):
+        inner, drift = carry
+        positions = shuffled_positions(rng.fold(key, "shuffle", e), data.size, length)
+        first = e * steps_per_epoch
+        here = steps_per_epoch if steps is None else jnp.minimum(steps_per_epoch, total - first)
+        inner = jax.lax.fori_loop(0, here, lambda i, c: one(first + i, c, positions, first), inner)
+        return inner, drift + tree_distance(inner[0].params, step.anchor)
+
+    start = (begin.variables, begin.states, begin.sums), begin.drift
+    (variables, states, sums), distance = jax.lax.fori_loop(0, num_epochs, epoch, start)
+    distance = distance / jnp.maximum(num_epochs, 1).astype(jnp.float32)
+    return _Pass(variables, states, sums, distance, begin.steps + jnp.asarray(total, jnp.int32))
+
+
+def _schedule(data: ClientData, batch_size: int, epochs: int, steps: int | None) -> tuple[Any, Any]:
+    """(local steps, epochs that they need) of one client."""
+    steps_per_epoch = -(-data.size // batch_size)
+    if steps is None:
+        return epochs * steps_per_epoch, epochs
+    if isinstance(data.size, int):
+        return steps, -(-steps // steps_per_epoch)
+    total = jnp.where(data.size > 0, steps, 0)
+    return total, -(-total // jnp.maximum(steps_per_epoch, 1))
+
+
+def _in_sequence(visit, chain, start: _Pass, data: ClientData, key) -> _Pass:
+    """A group's clients, each with a fresh optimiser; the drift is the last one's."""
+
+    def one(i, carry):
+        # What sharpness remembers goes on; drift and optimiser begin anew.
+        fresh = (carry.states[0], *chain.init(start.variables.params)[1:])
+        begin = carry._replace(states=fresh, drift=jnp.zeros_like(carry.drift))
+        member = data.member(i)
+        end = visit(begin, member, rng.fold(key, "member", i))
+        return jax.tree.map(lambda new, old: jnp.where(member.size > 0, new, old), end, carry)
+
+    return jax.lax.fori_loop(0, data.in_group, one, start)
+
+
+def _no_sums(task: Task, variables: Variables, data: ClientData, batch_size: int) -> Sums:
+    """Zeros in the shapes of the task's sums."""
+
+    def sums(data):
+        return task.evaluate(variables, client_batch(data, jnp.arange(batch_size)))
+
+    client = data.member(0) if data.in_group else data
+    return jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(sums, client))
+
+
+def full_gradient(client: Client, variables: Variables, data: ClientData) -> tuple[Any, LocalInfo]:
+    """(gradient of the mean loss over all a client's examples as they are, what was seen)."""
+
+    def of_batch(stored):
+        batch = client.task.prepare(stored, None)
+
+        def loss(params):
+            sums = client.task.measure(
+                client.task.forward(Variables(params, variables.stats), batch, None), batch
             )
-            params = optax.apply_updates(params, updates)
-            debug.check({"params": params}, client=data.client, step=i)
-            return params, opt_state, totals + batch_totals
+            return sums["loss"], sums
 
-        def epoch(e, carry):
-            inner, drift = carry
-            positions = shuffled_positions(rng.fold(key, "shuffle", e), data.size, length)
-            first = e * steps_per_epoch
-            here = steps_per_epoch if steps is None else jnp.minimum(steps_per_epoch, total - first)
-            inner = jax.lax.fori_loop(
-                0, here, lambda i, c: step(first + i, c, positions, first), inner
-            )
-            return inner, drift + tree_distance(inner[0], anchor)
+        return jax.grad(loss, has_aux=True)(variables.params)
 
-        start = (params, chain.init(params), Totals.zero()), jnp.zeros((), jnp.float32)
-        (params, states, totals), distance = jax.lax.fori_loop(0, num_epochs, epoch, start)
-        distance = distance / jnp.maximum(num_epochs, 1).astype(jnp.float32)
-        info = LocalInfo(totals, distance, jnp.asarray(total, jnp.int32), params)
-        return LocalResult(params, info, states[0])
-
-    def gradient(params, data: ClientData):
-        def add(i, total):
-            stored = client_batch(data, i * batch_size + jnp.arange(batch_size))
-            batch = objective.normalise(stored)
-            part = jax.grad(lambda p: objective.totals(p, batch).loss)(params)
-            return jax.tree.map(jnp.add, total, part)
-
-        zero = jax.tree.map(jnp.zeros_like, params)
-        total = jax.lax.fori_loop(0, -(-data.size // batch_size), add, zero)
-        n = jnp.maximum(jnp.asarray(data.size), 1)
-        return jax.tree.map(lambda g: g / n.astype(g.dtype), total)
-
-    return Client(train, gradient)
-
-
-def no_training() -> LocalInfo:
-    """Of a client that only measured."""
-    return LocalInfo(Totals.zero(), jnp.zeros((), jnp.float32), jnp.zeros((), jnp.int32), ())
+    total, sums = client.over(of_batch, data)
+    gradient = jax.tree.map(lambda g: g / jnp.maximum(sums["units"], 1).astype(g.dtype), total)
+    zero = jnp.zeros((), jnp.float32)
+    return gradient, LocalInfo(sums, zero, jnp.zeros((), jnp.int32), ())
 
 
 def tree_distance(a: Any, b: Any) -> jax.Array:

@@ -2,23 +2,27 @@
 
     f(w) = 1/n sum_i l_i(w) + decay / 2 ||w||^2
 
-Sums over masked batches, divided once by n, so that uneven batches equal one big batch. A product
-with the Hessian is `jax.jvp` of `jax.grad`, batch by batch in one compiled loop. Data, n and decay
-are arguments of the compiled functions: the data stays on the device, and losses of one network on
+Sums over batches, divided once by n, so that uneven batches equal one big batch. A product with the
+Hessian is `jax.jvp` of `jax.grad`, batch by batch in one compiled loop. Data and decay are
+arguments of the compiled functions: the data stays on the device, and losses of one network on
 several data sets of one shape, such as every client's own, share their executables.
+
+`data_loss` takes any JAX loss; `of_examples` and `of_client` a task with its stored examples.
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from fedjax_flat import memory
-from fedjax_flat.data import Batch, Examples, FederatedData
-from fedjax_flat.data.federated import client_batch
-from fedjax_flat.objective import Objective, Totals
+from fedjax_flat import errors, memory
+from fedjax_flat.data import Batch, Examples, FederatedData, count_of
+from fedjax_flat.data.federated import client_batch, sum_over
+from fedjax_flat.models import Variables
+from fedjax_flat.tasks import Sums, Task
 
 Params = Any
 
@@ -26,27 +30,114 @@ Params = Any
 class DataLoss(NamedTuple):
     """Compiled functions of the parameters."""
 
-    totals: Callable[[Params], Totals]  # without weight decay
+    means: Callable[[Params], dict[str, jax.Array]]  # loss and score, without weight decay
     value: Callable[[Params], jax.Array]
     gradient: Callable[[Params], Params]
     product: Callable[[Params, Params], Params]  # Hessian at the first times the second
     hessian: Callable[[Params], Callable[[Params], Params]]  # many products at one point
-    along: Callable[[Params, tuple[Params, ...], jax.Array], Totals]  # see `data_loss`
+    along: Callable[[Params, tuple[Params, ...], jax.Array], dict[str, jax.Array]]  # see below
     examples: int
+    score: str  # the name of the score in the means, '' if there is none
+
+
+class _Measure(NamedTuple):
+    """`sums(params, batch, constants)` with loss and units, and `means(sums)`."""
+
+    sums: Callable[[Params, Any, Any], Sums]
+    means: Callable[[Sums], dict[str, jax.Array]]
+    score: str = ""
+
+
+class _Data(NamedTuple):
+    """Batches of one shape stacked along the first axis, in one tree for each shape."""
+
+    stacks: tuple[Any, ...]
+    constants: Any
+    weight_decay: float
 
 
 def data_loss(
-    totals: Callable[[Params, Any], Totals], batches: Any, *, weight_decay: float = 0.0
+    loss: Callable[[Params, Any], jax.Array],
+    data: Any,
+    *,
+    batch_size: int | None = None,
+    weight_decay: float = 0.0,
 ) -> DataLoss:
-    """Of `totals(params, batch)`, sums over a batch, and batches stacked along the first axis.
+    """Of `loss(params, batch)`, the mean over a batch, and any data.
 
-    `hessian(params)` linearises the gradient once, if what that keeps fits into memory; products
-    are then about a quarter faster. `along(params, directions, points)` has the totals at
+    `data` is a tree of arrays with examples along the first axis, of which batches are made (100 on
+    CPU, else 500, unless `batch_size` says so), or a list or another iterable of such trees, which
+    are the batches; they may differ in length. `params` may be any tree: of flax.linen, of plain
+    arrays, or an `nnx.State` (see `from_nnx`).
+    """
+    batches = _batches_of(data, batch_size)
+    examples = sum(_length(b) for b in batches)
+    if not examples:
+        raise errors.UsageError("a loss over no examples: the data are empty.")
+    prepared = _Data(_stacked(batches), (), float(weight_decay))
+    return _data_loss(_scalar(loss), prepared, examples)
+
+
+def from_nnx(loss: Callable[[Any, Any], jax.Array], model: Any) -> tuple[Callable, Any]:
+    """(loss of (parameters, batch), parameters) of a loss of (flax.nnx module, batch)."""
+    from flax import nnx
+
+    graph, params, rest = nnx.split(model, nnx.Param, ...)  # type: ignore[misc]
+    return lambda params, batch: loss(nnx.merge(graph, params, rest), batch), params
+
+
+def of_examples(
+    task: Task,
+    examples: Examples,
+    *,
+    stats: Any = (),
+    batch_size: int | None = None,
+    limit: int | None = None,
+    weight_decay: float = 0.0,
+    precision: str = "float32",
+) -> DataLoss:
+    """The loss of a task on its first `limit` examples, in evaluation mode with these `stats`.
+
+    Batches are of 100 on CPU, where their activations should stay in the cache, else of 500.
+    With precision `float64`, parameters must be float64 too, and everything happens inside
+    `with jax.enable_x64(True):`.
+    """
+    count = min(limit or count_of(examples), count_of(examples))
+    size = min(batch_size or _batch_size(), count)
+    index = jnp.arange(-(-count // size) * size).reshape(-1, size)
+    here = jnp.minimum(index, count - 1)
+    inputs, labels = jax.tree.map(lambda x: jnp.asarray(x)[here], examples)
+    stored = Batch(inputs, labels, index < count)
+    return _of_batches(task, stored, stats, weight_decay, precision)
+
+
+def of_client(
+    task: Task,
+    data: FederatedData,
+    client: int,
+    *,
+    stats: Any = (),
+    batch_size: int | None = None,
+    weight_decay: float = 0.0,
+) -> DataLoss:
+    """The loss of a task on one client's examples; the same shapes for every client."""
+    size = min(batch_size or _batch_size(), data.max_size)
+    position = jnp.arange(-(-data.max_size // size) * size).reshape(-1, size)
+    stored = client_batch(data.client(jnp.int32(client)), position)
+    return _of_batches(task, stored, stats, weight_decay, "float32")
+
+
+def _of_batches(task: Task, stored: Batch, stats, weight_decay: float, precision: str) -> DataLoss:
+    prepared = _Data((stored,), stats, float(weight_decay))
+    return _data_loss(_in_evaluation(task, precision), prepared, int(stored.mask.sum()))
+
+
+def _data_loss(measure: _Measure, data: _Data, examples: int) -> DataLoss:
+    """`hessian(params)` linearises the gradient once, if what that keeps fits into memory; products
+    are then about a quarter faster. `along(params, directions, points)` has the means at
     params + sum_i points[:, i] directions[i], one after the other in one dispatch.
     """
-    mask = getattr(batches, "mask", None)
-    examples = int(mask.sum()) if mask is not None else _length(batches)
-    run, data = _compiled(totals), (batches, float(examples), float(weight_decay))
+    run = _compiled(measure)
 
     def hessian(params):
         if not memory.fits(jax.eval_shape(run["linearised"], params, data)):
@@ -55,102 +146,90 @@ def data_loss(
         return lambda vector: run["apply"](linear, vector)
 
     return DataLoss(
-        totals=lambda p: run["totals"](p, data),
+        means=lambda p: run["means"](p, data),
         value=lambda p: run["value"](p, data),
         gradient=lambda p: run["gradient"](p, data),
         product=lambda p, v: run["product"](p, v, data),
         hessian=hessian,
         along=lambda p, d, points: run["along"](p, d, points, data),
         examples=examples,
+        score=measure.score,
     )
 
 
-def of_examples(
-    objective: Objective,
-    examples: Examples,
-    *,
-    batch_size: int | None = None,
-    limit: int | None = None,
-    weight_decay: float = 0.0,
-    precision: str = "float32",
-) -> DataLoss:
-    """The loss of an experiment on its first `limit` examples, in evaluation mode.
+@functools.lru_cache(maxsize=8)
+def _in_evaluation(task: Task, precision: str) -> _Measure:
+    """Of stored examples; the same functions for the same task, to compile once."""
 
-    Batches are of 100 on CPU, where their activations should stay in the cache, else of 500.
-    With precision `float64`, parameters must be float64 too, and everything happens inside
-    `with jax.enable_x64(True):`.
-    """
-    count = min(limit or len(examples.labels), len(examples.labels))
-    size = min(batch_size or _batch_size(), count)
-    index = jnp.arange(-(-count // size) * size).reshape(-1, size)
-    here = jnp.minimum(index, count - 1)
-    images, labels = jnp.asarray(examples.images), jnp.asarray(examples.labels)
-    batches = Batch(images[here], labels[here], index < count)
-    return _of_batches(objective, batches, weight_decay, precision)
+    def wide(x):
+        return x.astype(precision) if jnp.issubdtype(x.dtype, jnp.floating) else x
 
+    def sums(params, stored, stats):
+        batch = task.prepare(stored, None)
+        batch = batch._replace(inputs=jax.tree.map(wide, batch.inputs))
+        return task.measure(task.forward(Variables(params, stats), batch, None), batch)
 
-def of_client(
-    objective: Objective,
-    data: FederatedData,
-    client: int,
-    *,
-    batch_size: int | None = None,
-    weight_decay: float = 0.0,
-) -> DataLoss:
-    """The loss of an experiment on one client's examples; the same shapes for every client."""
-    size = min(batch_size or _batch_size(), data.max_size)
-    position = jnp.arange(-(-data.max_size // size) * size).reshape(-1, size)
-    batches = client_batch(data.client(jnp.int32(client)), position)
-    return _of_batches(objective, batches, weight_decay, "float32")
-
-
-def _of_batches(objective, batches: Batch, weight_decay: float, precision: str) -> DataLoss:
-    return data_loss(_in_evaluation(objective, precision), batches, weight_decay=weight_decay)
+    return _Measure(sums, task.means, task.score)
 
 
 @functools.lru_cache(maxsize=8)
-def _in_evaluation(objective: Objective, precision: str) -> Callable[[Params, Batch], Totals]:
-    """Totals of stored examples; the same function for the same objective, to compile once."""
+def _scalar(loss: Callable[[Params, Any], jax.Array]) -> _Measure:
+    def sums(params, batch, constants):
+        del constants
+        value, n = loss(params, batch), float(_length(batch))
+        if jnp.shape(value):
+            raise errors.UsageError(
+                f"the loss has shape {jnp.shape(value)}: expected a number, the batch's mean."
+            )
+        return {"loss": n * value, "units": jnp.asarray(n, value.dtype)}
 
-    def totals(params, batch):
-        batch = objective.normalise(batch)
-        return objective.totals(params, batch._replace(images=batch.images.astype(precision)))
-
-    return totals
+    return _Measure(sums, lambda sums: {"loss": sums["loss"] / sums["units"]})
 
 
 @functools.lru_cache(maxsize=8)
-def _compiled(totals: Callable[[Params, Any], Totals]) -> dict[str, Callable]:
-    def over(f, batches):
+def _compiled(measure: _Measure) -> dict[str, Callable]:
+    def over(f, data):
         """The sum of f(batch) over all batches."""
-        first = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), batches)
-        zero = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(f, first))
-        add = lambda total, batch: (jax.tree.map(jnp.add, total, f(batch)), None)
-        return jax.lax.scan(add, zero, batches)[0]
+        total = None
+        for stack in data.stacks:
+            count = jax.tree.leaves(stack)[0].shape[0]
+            one = lambda i, stack=stack: f(jax.tree.map(lambda x: x[i], stack))
+            part = sum_over(one, count)
+            total = part if total is None else jax.tree.map(jnp.add, total, part)
+        return total
 
-    def loss_of(batch):
-        return lambda params: totals(params, batch).loss
+    def loss_of(batch, data):
+        """params -> (loss, units), sums over a batch."""
 
-    def mean(sums, tree, examples, weight_decay):
+        def loss(params):
+            sums = measure.sums(params, batch, data.constants)
+            return sums["loss"], sums["units"]
+
+        return loss
+
+    def mean(total, tree, data):
         """sums / n + decay tree."""
-        return jax.tree.map(lambda x, w: x / examples + weight_decay * w, sums, tree)
+        sums, n = total
+        return jax.tree.map(lambda x, w: x / n.astype(x.dtype) + data.weight_decay * w, sums, tree)
 
-    def all_totals(params, data):
-        return over(lambda b: totals(params, b), data[0])
+    def means(params, data):
+        return measure.means(over(lambda b: measure.sums(params, b, data.constants), data))
 
     def value(params, data):
-        _, examples, weight_decay = data
         squares = sum(jnp.sum(jnp.square(w)) for w in jax.tree.leaves(params))
-        return all_totals(params, data).loss / examples + 0.5 * weight_decay * squares
+        return means(params, data)["loss"] + 0.5 * data.weight_decay * squares
 
     def gradient(params, data):
-        batches, *constants = data
-        return mean(over(lambda b: jax.grad(loss_of(b))(params), batches), params, *constants)
+        one = lambda b: jax.grad(loss_of(b, data), has_aux=True)(params)
+        return mean(over(one, data), params, data)
 
     def product(params, vector, data):
-        batches, *constants = data
-        one = lambda b: jax.jvp(jax.grad(loss_of(b)), (params,), (vector,))[1]
-        return mean(over(one, batches), vector, *constants)
+        def one(b):
+            gradient = jax.grad(loss_of(b, data), has_aux=True)
+            _, moved, units = jax.jvp(gradient, (params,), (vector,), has_aux=True)
+            return moved, units
+
+        return mean(over(one, data), vector, data)
 
     def linearised(params, data):
         return jax.linearize(lambda p: gradient(p, data), params)[1]
@@ -162,21 +241,46 @@ def _compiled(totals: Callable[[Params, Any], Totals]) -> dict[str, Callable]:
                 moved = jax.tree.map(
                     lambda w, d, i=i: w + point[i].astype(w.dtype) * d, moved, direction
                 )
-            return all_totals(moved, data)
+            return means(moved, data)
 
         return jax.lax.map(at, points)
 
     return {
-        "totals": jax.jit(all_totals), "value": jax.jit(value), "gradient": jax.jit(gradient),
+        "means": jax.jit(means), "value": jax.jit(value), "gradient": jax.jit(gradient),
         "product": jax.jit(product), "along": jax.jit(along), "linearised": jax.jit(linearised),
         "apply": jax.jit(lambda linear, vector: linear(vector)),
     }
+
+
+def _batches_of(data: Any, batch_size: int | None) -> list[Any]:
+    """A list of batches, from batches or from whole arrays."""
+    is_tree = isinstance(data, dict | tuple) or hasattr(data, "shape")
+    if not is_tree and isinstance(data, Iterable):
+        return [jax.tree.map(jnp.asarray, batch) for batch in data]
+    count = _length(data)
+    size = batch_size or _batch_size()
+    cut = lambda start: jax.tree.map(lambda x: jnp.asarray(x[start : start + size]), data)
+    return [cut(start) for start in range(0, count, size)]
+
+
+def _stacked(batches: list[Any]) -> tuple[Any, ...]:
+    """Batches of one shape as one tree."""
+    shapes: dict[Any, list[Any]] = {}
+    for batch in batches:
+        leaves, structure = jax.tree.flatten(batch)
+        shapes.setdefault((structure, *((x.shape, x.dtype) for x in leaves)), []).append(batch)
+    return tuple(jax.tree.map(lambda *x: jnp.stack(x), *same) for same in shapes.values())
 
 
 def _batch_size() -> int:
     return 100 if jax.default_backend() == "cpu" else 500
 
 
-def _length(batches: Any) -> int:
-    shape = jax.tree.leaves(batches)[0].shape
-    return shape[0] * shape[1]
+def _length(batch: Any) -> int:
+    lengths = {np.shape(x)[0] for x in jax.tree.leaves(batch) if np.ndim(x)}
+    if len(lengths) != 1:
+        raise errors.UsageError(
+            f"arrays of {sorted(lengths)} examples in one batch: expected one number, along the "
+            "first axis."
+        )
+    return lengths.pop()

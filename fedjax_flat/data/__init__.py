@@ -1,12 +1,31 @@
 """Where examples come from and who owns them."""
 
 from fedjax_flat.data.augment import Preprocess, preprocess
-from fedjax_flat.data.federated import Batch, ClientData, FederatedData, federate, on_device
-from fedjax_flat.data.partition import Partition, dirichlet, iid, released, statistics
-from fedjax_flat.data.sources import DATA_VARIABLE, Dataset, Examples, load
+from fedjax_flat.data.federated import (
+    Batch,
+    ClientData,
+    FederatedData,
+    federate,
+    grouped,
+    on_device,
+    over,
+    whole,
+)
+from fedjax_flat.data.partition import PARTITIONS, Partition, dirichlet, iid, released, statistics
+from fedjax_flat.data.sources import (
+    DATA_VARIABLE,
+    SOURCES,
+    Dataset,
+    Examples,
+    check_labels,
+    count_of,
+    from_arrays,
+    load,
+)
 
 __all__ = [
-    "DATA_VARIABLE", "Batch", "ClientData", "Dataset", "Examples", "FederatedData", "Partition",
-    "Preprocess", "dirichlet", "federate", "iid", "load", "on_device", "preprocess", "released",
-    "statistics",
+    "DATA_VARIABLE", "PARTITIONS", "SOURCES", "Batch", "ClientData", "Dataset", "Examples",
+    "FederatedData", "Partition", "Preprocess", "check_labels", "count_of", "dirichlet", "federate",
+    "from_arrays", "grouped", "iid", "load", "on_device", "over", "preprocess", "released",
+    "statistics", "whole",
 ]

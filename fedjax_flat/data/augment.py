@@ -1,4 +1,4 @@
-"""From uint8 images to network inputs: crop, flip, normalise, cutout, mixup. Pure.
+"""From stored examples to network inputs: crop, flip, normalise, cutout, mixup. Pure.
 
 Crop, flip and cutout take one key per example, mixup one per batch. Cropping pads with black before
 normalisation and cutout fills with zero after it, as the papers' torchvision pipelines do.
@@ -16,11 +16,19 @@ from fedjax_flat.data.sources import Dataset
 
 
 class Preprocess(NamedTuple):
-    """`train(batch, key)` augments and normalises, `evaluate(batch)` only normalises."""
+    """`train(batch, key)` augments and normalises, `evaluate(batch)` only normalises.
+
+    `apply(batch, key)` is the one with a key and the other with None.
+    """
 
     train: Callable[[Batch, jax.Array], Batch]
     evaluate: Callable[[Batch], Batch]
-    mixes_labels: bool  # whether `train` makes each label a distribution over the classes
+    mixes_labels: bool = False  # whether `train` makes each label a distribution over the classes
+    moves_pixels: bool = False  # whether `train` crops or flips
+
+    def apply(self, batch: Batch, key: jax.Array | None) -> Batch:
+        """From stored examples to network inputs."""
+        return self.evaluate(batch) if key is None else self.train(batch, key)
 
 
 def preprocess(
@@ -32,7 +40,15 @@ def preprocess(
     mixup: float = 0.0,
 ) -> Preprocess:
     """The papers' pipeline for `dataset`: `cutout` in pixels, `mixup` the alpha of Beta."""
-    height, width, _ = dataset.image_shape
+    changes = {"crop_padding": crop_padding, "flip": flip, "cutout": cutout}
+    shape = dataset.input_shape
+    is_image = isinstance(shape, tuple) and len(shape) == 3
+    if not is_image and any(changes.values()):
+        asked = ", ".join(name for name, value in changes.items() if value)
+        raise errors.UsageError(
+            f"{asked} of inputs of shape {shape}: expected images, (height, width, channels)."
+        )
+    height, width = shape[:2] if is_image else (0, 0)
     if not 0 <= cutout <= min(height, width):
         raise errors.UsageError(
             f"cutout of {cutout} pixels in images of {height}x{width}: expected 0 (none) to "
@@ -42,8 +58,10 @@ def preprocess(
         raise errors.UsageError(f"mixup = {mixup}: expected 0 (none) or more.")
 
     def normalise(images):
-        mean = jnp.asarray(dataset.mean, jnp.float32).reshape(1, 1, 1, -1)
-        std = jnp.asarray(dataset.std, jnp.float32).reshape(1, 1, 1, -1)
+        if not dataset.mean:
+            return images
+        mean = jnp.asarray(dataset.mean, jnp.float32).reshape((1,) * (images.ndim - 1) + (-1,))
+        std = jnp.asarray(dataset.std, jnp.float32).reshape((1,) * (images.ndim - 1) + (-1,))
         return (images.astype(jnp.float32) / dataset.max_value - mean) / std
 
     def augment_one(key, image):
@@ -54,23 +72,23 @@ def preprocess(
         return image
 
     def train(batch, key):
-        images = batch.images
-        keys = rng.fold_each(key, images.shape[0])
+        images = batch.inputs
+        keys = rng.fold_each(key, batch.mask.shape[0])
         if crop_padding or flip:
             images = jax.vmap(augment_one)(keys, images)
         images = normalise(images)
         if cutout:
             cut = lambda k, image: random_cutout(rng.fold(k, "cutout"), image, cutout)
             images = jax.vmap(cut)(keys, images)
-        batch = batch._replace(images=images)
+        batch = batch._replace(inputs=images)
         if mixup:
             batch = mix(rng.fold(key, "mixup"), batch, mixup, dataset.num_classes)
         return batch
 
     def evaluate(batch):
-        return batch._replace(images=normalise(batch.images))
+        return batch._replace(inputs=normalise(batch.inputs))
 
-    return Preprocess(train, evaluate, mixes_labels=mixup > 0)
+    return Preprocess(train, evaluate, mixup > 0, bool(crop_padding or flip))
 
 
 def random_crop(key: jax.Array, image: jax.Array, padding: int) -> jax.Array:
@@ -112,4 +130,4 @@ def mix(key: jax.Array, batch: Batch, alpha: float, num_classes: int) -> Batch:
     partner = order[jnp.maximum(jnp.cumsum(batch.mask) - 1, 0)]
     labels = jax.nn.one_hot(batch.labels, num_classes, dtype=jnp.float32)
     blend = lambda a: weight * a + (1 - weight) * a[partner]
-    return batch._replace(images=blend(batch.images), labels=blend(labels))
+    return batch._replace(inputs=blend(batch.inputs), labels=blend(labels))

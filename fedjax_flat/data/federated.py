@@ -1,9 +1,13 @@
-"""Examples on the device, once, as uint8, and who owns them.
+"""Examples on the device, once, in the type they have, and who owns them.
 
 Ownership is two flat arrays, not a padded table: client k owns the positions offset_k ..
 offset_k + size_k of `indices`. A batch is gathered by index inside the compiled step.
+
+A member of a cohort is a client, or a group of clients that train one after the other: `grouped`
+makes groups the members, and everything else stays as it is.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -11,22 +15,21 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from fedjax_flat import rng
+from fedjax_flat import errors, rng
 from fedjax_flat.data.partition import Partition
-from fedjax_flat.data.sources import Examples
+from fedjax_flat.data.sources import Examples, count_of
 
 
 class Batch(NamedTuple):
-    """`mask` is False where a row is padding; such a row counts nowhere."""
+    """Trees with examples first; `mask` is False where a row is padding, which counts nowhere."""
 
-    images: jax.Array
-    labels: jax.Array
+    inputs: Any
+    labels: Any
     mask: jax.Array
 
 
-@struct.dataclass
-class ClientData:
-    """One client's view: the shared arrays, and where its own part of them lies."""
+class ClientData(struct.PyTreeNode):
+    """One member's view: the shared arrays, and where its own part of them lies."""
 
     examples: Examples
     indices: jax.Array
@@ -34,10 +37,21 @@ class ClientData:
     offset: Any
     size: Any  # a Python int when every client has the same size, so that loops are static
     max_size: int = struct.field(pytree_node=False)
+    group: Any = None  # of a group: (clients, offsets, sizes), each an array
+    own: Any = struct.field(default_factory=dict)  # leaves of the model that stay with the client
+
+    @property
+    def in_group(self) -> int:
+        """How many clients, at most, are in this group; 0 for a client by itself."""
+        return 0 if self.group is None else self.group[0].shape[0]
+
+    def member(self, i: Any) -> "ClientData":
+        """Client i of this group."""
+        client, offset, size = (x[i] for x in self.group)
+        return self.replace(client=client, offset=offset, size=size, group=None)
 
 
-@struct.dataclass
-class FederatedData:
+class FederatedData(struct.PyTreeNode):
     """All clients' examples on the device."""
 
     examples: Examples
@@ -46,23 +60,32 @@ class FederatedData:
     sizes: jax.Array
     max_size: int = struct.field(pytree_node=False)
     equal_sizes: bool = struct.field(pytree_node=False)
+    groups: Any = None  # (groups, clients in each): client numbers, -1 for none
 
     @property
     def num_clients(self) -> int:
-        """K."""
-        return self.offsets.shape[0]
+        """K: the number of clients, or of groups."""
+        return (self.offsets if self.groups is None else self.groups).shape[0]
 
     def client(self, k: jax.Array, mask: jax.Array | None = None) -> ClientData:
-        """Client k; where `mask` is False, an empty client."""
+        """Member k; where `mask` is False, an empty one."""
+        shared = (self.examples, self.indices, k)
+        if self.groups is not None:
+            clients = self.groups[k]
+            there = clients >= 0 if mask is None else (clients >= 0) & mask
+            clients = jnp.maximum(clients, 0)
+            sizes = jnp.where(there, self.sizes[clients], 0)
+            group = (clients, self.offsets[clients], sizes)
+            return ClientData(*shared, jnp.int32(0), jnp.sum(sizes), self.max_size, group)
         size: Any = self.max_size if self.equal_sizes else self.sizes[k]
         if mask is not None:
             size = jnp.where(mask, size, 0)
-        return ClientData(self.examples, self.indices, k, self.offsets[k], size, self.max_size)
+        return ClientData(*shared, self.offsets[k], size, self.max_size)
 
 
 def federate(examples: Examples, partition: Partition) -> FederatedData:
     """Puts examples and ownership on the device."""
-    partition.check(len(examples.labels))
+    partition.check(count_of(examples))
     sizes = partition.sizes
     put = lambda x, dtype: jax.device_put(np.asarray(x, dtype))
     return FederatedData(
@@ -75,12 +98,43 @@ def federate(examples: Examples, partition: Partition) -> FederatedData:
     )
 
 
+def grouped(data: FederatedData, groups: Partition) -> FederatedData:
+    """The same clients, of which those of a group train one after the other, in its order."""
+    groups.check(data.num_clients, of="client")
+    longest = int(groups.sizes.max())
+    rows = [np.pad(groups.client(g), (0, longest - n), constant_values=-1)
+            for g, n in enumerate(groups.sizes)]
+    return data.replace(groups=jax.device_put(np.stack(rows).astype(np.int32)))
+
+
+def whole(examples: Examples) -> ClientData:
+    """One client that owns all examples."""
+    examples = jax.tree.map(jnp.asarray, examples)
+    count = count_of(examples)
+    return ClientData(examples, jnp.arange(count), jnp.int32(0), jnp.int32(0), count, count)
+
+
 def on_device(examples: Examples) -> Examples:
-    """Uint8 images and int32 labels as device arrays."""
-    return Examples(
-        jax.device_put(np.asarray(examples.images, np.uint8)),
-        jax.device_put(np.asarray(examples.labels, np.int32)),
-    )
+    """Every array as it is, but for 64-bit numbers, which become 32-bit ones if they fit."""
+    return jax.tree.map(lambda x: jax.device_put(_narrow(np.asarray(x))), examples)
+
+
+def _narrow(x: np.ndarray) -> np.ndarray:
+    narrow: Any = {"float64": np.float32, "int64": np.int32, "uint64": np.uint32}.get(x.dtype.name)
+    if x.dtype.kind not in "fiub":
+        raise errors.UsageError(
+            f"examples of type {x.dtype}: expected numbers. Encode text and categories first."
+        )
+    if narrow is None:
+        return x
+    if x.dtype.kind != "f" and x.size:
+        limits = np.iinfo(narrow)
+        if x.min() < limits.min or x.max() > limits.max:
+            raise errors.UsageError(
+                f"examples hold {x.min()} to {x.max()}, more than {np.dtype(narrow)} can: expected "
+                f"{limits.min} to {limits.max}."
+            )
+    return x.astype(narrow)
 
 
 def shuffled_positions(key: jax.Array, size: Any, length: int) -> jax.Array:
@@ -99,4 +153,20 @@ def client_batch(data: ClientData, positions: jax.Array) -> Batch:
     """Gathers the examples at `positions` of a client; positions past its size are padding."""
     mask = positions < data.size
     index = data.indices[data.offset + jnp.where(mask, positions, 0)]
-    return Batch(data.examples.images[index], data.examples.labels[index], mask)
+    inputs, labels = jax.tree.map(lambda x: x[index], data.examples)
+    return Batch(inputs, labels, mask)
+
+
+def sum_over(f: Callable[[Any], Any], count: Any) -> Any:
+    """The sum of the trees f(0) .. f(count - 1); zeros when there is none."""
+    shapes = jax.eval_shape(f, jax.ShapeDtypeStruct((), jnp.int32))
+    zero = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+    return jax.lax.fori_loop(0, count, lambda i, total: jax.tree.map(jnp.add, total, f(i)), zero)
+
+
+def over(f: Callable[[Batch], Any], data: ClientData, batch_size: int) -> Any:
+    """The sum of f(batch) over all a member's examples, in masked batches of their order."""
+    if data.in_group:
+        return sum_over(lambda i: over(f, data.member(i), batch_size), data.in_group)
+    positions = lambda i: i * batch_size + jnp.arange(batch_size, dtype=jnp.int32)
+    return sum_over(lambda i: f(client_batch(data, positions(i))), -(-data.size // batch_size))

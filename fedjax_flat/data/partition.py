@@ -20,6 +20,9 @@ import zipfile
 import numpy as np
 
 from fedjax_flat import errors
+from fedjax_flat.data.sources import DATA_VARIABLE, Dataset
+from fedjax_flat.registry import Entry, Registry, entry
+from fedjax_flat.settings import Setting
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +36,7 @@ class Partition:
     def of(cls, lists) -> "Partition":
         """From a list of index arrays, one per client."""
         sizes = [len(x) for x in lists]
-        flat = np.concatenate([np.asarray(x, np.int64) for x in lists])
+        flat = np.concatenate([np.zeros(0, np.int64), *(np.asarray(x, np.int64) for x in lists)])
         return cls(flat.astype(np.int32), np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64))
 
     @property
@@ -57,18 +60,21 @@ class Partition:
         """The indices of client k."""
         return self.indices[self.offsets[k] : self.offsets[k + 1]]
 
-    def check(self, num_examples: int) -> None:
-        """Raises unless every index is valid and owned by at most one client."""
-        if self.indices.size and not 0 <= self.indices.min() <= self.indices.max() < num_examples:
+    def check(self, count: int, of: str = "example") -> None:
+        """Raises unless every index is valid and owned by at most one client (or group)."""
+        owner = "client" if of == "example" else "group"
+        if self.num_clients == 0:
+            raise errors.UsageError(f"partition without a {owner}: expected one or more.")
+        if self.indices.size and not 0 <= self.indices.min() <= self.indices.max() < count:
             raise errors.UsageError(
-                f"partition points at example {self.indices.max()} of {num_examples}; it was made "
-                "for another dataset."
+                f"partition points at {of} {self.indices.max()} of {count}; it was made for "
+                "another dataset."
             )
-        counts = np.bincount(self.indices, minlength=num_examples)
+        counts = np.bincount(self.indices, minlength=count)
         if counts.max(initial=0) > 1:
             raise errors.UsageError(
-                f"partition gives example {counts.argmax()} to {counts.max()} clients; expected "
-                "every example in at most one."
+                f"partition gives {of} {counts.argmax()} to {counts.max()} {owner}s; expected "
+                f"every {of} in at most one."
             )
 
     def save(self, path: str | os.PathLike) -> None:
@@ -201,6 +207,33 @@ def released(path: str | os.PathLike, name: str) -> Partition:
         ) from e
 
 
+def hold_out(
+    partition: Partition, share: float, *, source: str = "clients", seed: int = 0
+) -> tuple[Partition, np.ndarray]:
+    """(what clients keep to train on, the validation examples): `share` of their examples.
+
+    From `clients`: that share of every client's. From `server`: of all of theirs, whoever has them.
+    """
+    errors.lookup("data.validation_from", source, dict.fromkeys(("clients", "server")))
+    rng = np.random.default_rng([seed, 1])
+    if source == "clients":
+        taken = np.concatenate([
+            rng.permutation(own)[: int(share * len(own))]
+            for own in np.split(partition.indices, partition.offsets[1:-1])
+        ])
+    else:
+        taken = rng.permutation(partition.indices)[: int(share * partition.indices.size)]
+    if not taken.size:
+        raise errors.UsageError(
+            f"data.validation = {share} holds out no example: clients have "
+            f"{partition.sizes.min()} to {partition.sizes.max()}. Raise it, or take it from all: "
+            "data.validation_from = 'server'."
+        )
+    left = [own[~np.isin(own, taken)]
+            for own in np.split(partition.indices, partition.offsets[1:-1])]
+    return Partition.of(left), np.sort(taken)
+
+
 def statistics(partition: Partition, labels) -> dict[str, float]:
     """Classes per client (min, mean, max) and sizes: what the papers print beside a split."""
     labels = np.asarray(labels)
@@ -214,3 +247,46 @@ def statistics(partition: Partition, labels) -> dict[str, float]:
         "mean_classes": float(np.mean(classes)),
         "max_classes": max(classes),
     }
+
+
+_CLIENTS = Setting(20, "how many", at_least=1)
+_SEED = Setting(0, "apart from the training seed, so that seeds share their clients", at_least=0)
+_SIGMA = Setting(0.0, "deviation of log sizes; 0 is equal sizes", at_least=0)
+
+
+def _iid(dataset: Dataset, data_dir, *, clients, seed, size_sigma) -> Partition:
+    """Every client sees the class prior."""
+    del data_dir
+    return iid(dataset.train.labels, clients, seed=seed, size_sigma=size_sigma)
+
+
+def _dirichlet(dataset: Dataset, data_dir, *, clients, alpha, seed, size_sigma) -> Partition:
+    """Label skew as in Hsu et al. 2019."""
+    del data_dir
+    labels = dataset.train.labels
+    if np.ndim(labels) != 1 or np.asarray(labels).dtype.kind not in "iub":
+        raise errors.UsageError(
+            f"partition dirichlet needs one class per example; {dataset.name} has labels of shape "
+            f"{np.shape(labels)} and type {np.asarray(labels).dtype}. Use iid, or your own."
+        )
+    return dirichlet(labels, clients, alpha=alpha, seed=seed, size_sigma=size_sigma)
+
+
+def _released(dataset: Dataset, data_dir, *, file, split) -> Partition:
+    """A split that was released with FedSAM and FedGloSS."""
+    del dataset
+    folder = data_dir or os.environ.get(DATA_VARIABLE, ".")
+    return released(file or os.path.join(folder, "fedsam-splits.npz"), split)
+
+
+# make(dataset, data_dir, **settings) -> Partition
+PARTITIONS: Registry[Entry] = Registry("partition")
+PARTITIONS.add("dirichlet", entry(_dirichlet, {
+    "clients": _CLIENTS, "alpha": Setting(0.5, "0 is one class per client", at_least=0),
+    "size_sigma": _SIGMA, "seed": _SEED,
+}))
+PARTITIONS.add("iid", entry(_iid, {"clients": _CLIENTS, "size_sigma": _SIGMA, "seed": _SEED}))
+PARTITIONS.add("released", entry(_released, {
+    "file": Setting("", "path of fedsam-splits.npz; else it is in the data folder"),
+    "split": Setting("", "e.g. cifar10_alpha_0.05"),
+}))

@@ -1,4 +1,4 @@
-"""Where examples come from: name -> uint8 arrays.
+"""Where examples come from: name -> arrays.
 
 `digits` ships inside scikit-learn. CIFAR-10 and CIFAR-100 are read from the original archives
 (`cifar-10-python.tar.gz`, `cifar-100-python.tar.gz`) or from the folders inside them. Those files
@@ -13,48 +13,135 @@ import os
 import pathlib
 import pickle
 import tarfile
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from fedjax_flat import errors
+from fedjax_flat.registry import Registry
 
 DATA_VARIABLE = "FEDJAX_FLAT_DATA"
 
 
 class Examples(NamedTuple):
-    """Images (N, height, width, channels) as uint8, and int32 labels (N,)."""
+    """Trees of arrays with examples first: inputs, and labels (classes are whole numbers)."""
 
-    images: Any
+    inputs: Any
     labels: Any
 
 
 @dataclasses.dataclass(frozen=True)
 class Dataset:
-    """Train and test examples with what a model needs to know about them."""
+    """Train and test examples with what a model needs to know about them.
+
+    Inputs are normalised as (x / max_value - mean) / std, channel by channel; without a mean they
+    are left as they are. `task` is what is learned from them unless a config says otherwise.
+    """
 
     name: str
     train: Examples
     test: Examples
     num_classes: int
-    max_value: float
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
+    max_value: float = 1.0
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+    task: str = "classification"
 
     @property
-    def image_shape(self) -> tuple[int, ...]:
-        """(height, width, channels)."""
-        return tuple(self.train.images.shape[1:])
+    def input_shape(self) -> Any:
+        """Of one example: (height, width, channels) of an image."""
+        return jax.tree.map(lambda x: tuple(x.shape[1:]), self.train.inputs)
+
+    @property
+    def inputs(self) -> Any:
+        """Shape and type of a batch of one example, as a network reads it."""
+
+        def spec(x):
+            kind = "float32" if self.mean or x.dtype.kind == "f" else x.dtype.name
+            narrow = {"int64": "int32", "uint64": "uint32"}
+            return jax.ShapeDtypeStruct((1, *x.shape[1:]), narrow.get(kind, kind))
+
+        return jax.tree.map(spec, self.train.inputs)
 
     def split(self, name: str) -> Examples:
         """The examples of split `train` or `test`."""
         return errors.lookup("split", name, {"train": self.train, "test": self.test})
 
 
+def count_of(examples: Examples) -> int:
+    """How many there are; an error if arrays disagree."""
+    counts = {np.shape(x)[0] if np.ndim(x) else 0 for x in jax.tree.leaves(examples)}
+    if len(counts) != 1:
+        shapes = [np.shape(x) for x in jax.tree.leaves(examples)]
+        raise errors.UsageError(
+            f"inputs and labels of shapes {', '.join(map(str, shapes))}: expected as many labels "
+            "as inputs, along the first axis."
+        )
+    return counts.pop()
+
+
+def from_arrays(
+    inputs: Any,
+    labels: Any,
+    *,
+    test: tuple[Any, Any] | None = None,
+    num_classes: int | None = None,
+    name: str = "arrays",
+    max_value: float = 1.0,
+    mean: tuple[float, ...] = (),
+    std: tuple[float, ...] = (),
+    task: str | None = None,
+) -> Dataset:
+    """A data set of arrays, or trees of arrays, in the types they have.
+
+    Whole-number labels are classes, 0 to num_classes - 1 (by default the largest label says how
+    many); others are numbers to predict. Without `test`, the train examples are tested on. Images
+    of bytes are normalised by their channels' mean and deviation; everything else enters a network
+    as it is, unless `mean` and `std` are given.
+    """
+    as_examples = lambda x, y: Examples(jax.tree.map(np.asarray, x), jax.tree.map(np.asarray, y))
+    train = as_examples(inputs, labels)
+    tested = train if test is None else as_examples(*test)
+    for examples in (train, tested):
+        if count_of(examples) == 0:
+            raise errors.UsageError(f"data set {name!r} has no examples.")
+    leaves = jax.tree.leaves((train.labels, tested.labels))
+    classes = all(x.dtype.kind in "iub" for x in leaves)
+    if num_classes is None:
+        num_classes = 1 + max(int(x.max()) for x in leaves) if classes else 0
+    images = jax.tree.leaves(train.inputs)
+    if not mean and len(images) == 1 and images[0].ndim == 4 and images[0].dtype == np.uint8:
+        max_value = 255.0  # pixels: normalised by what the train images have
+        scaled = images[0].reshape(-1, images[0].shape[-1]) / max_value
+        mean, std = tuple(scaled.mean(0).tolist()), tuple((scaled.std(0) + 1e-6).tolist())
+    task = task or ("classification" if classes else "regression")
+    return Dataset(name, train, tested, num_classes, max_value, mean, std, task)
+
+
+def check_labels(dataset: Dataset, ignored: int | None = None) -> None:
+    """Refuses a class outside 0 .. num_classes - 1, and says which and where."""
+    for split in ("train", "test"):
+        for labels in jax.tree.leaves(dataset.split(split).labels):
+            labels = np.asarray(labels)
+            if labels.dtype.kind not in "iub":
+                continue
+            wrong = (labels < 0) | (labels >= dataset.num_classes)
+            if ignored is not None:
+                wrong &= labels != ignored
+            if wrong.any():
+                place = tuple(int(i) for i in np.argwhere(wrong)[0])
+                where = place[0] if len(place) == 1 else place
+                raise errors.UsageError(
+                    f"{dataset.name}: label {labels[place]} of {split} example {where} is no class:"
+                    f" expected 0 to {dataset.num_classes - 1} ({int(wrong.sum())} such labels)."
+                )
+
+
 def load(name: str, data_dir: str | os.PathLike | None = None) -> Dataset:
     """Loads dataset `name`; `data_dir` defaults to the environment variable FEDJAX_FLAT_DATA."""
-    source = errors.lookup("dataset", name, SOURCES)
-    return source(data_dir or os.environ.get(DATA_VARIABLE))
+    return SOURCES.find(name)(data_dir or os.environ.get(DATA_VARIABLE))
 
 
 def digits(data_dir=None) -> Dataset:
@@ -73,7 +160,7 @@ def digits(data_dir=None) -> Dataset:
         rank[labels == c] = np.arange(np.sum(labels == c))
     test = rank % 5 == 4
     train = Examples(images[~test], labels[~test])
-    scaled = train.images / 16
+    scaled = train.inputs / 16
     return Dataset(
         name="digits",
         train=train,
@@ -138,7 +225,9 @@ def cifar100(data_dir) -> Dataset:
     return _load_cifar("cifar100", _CIFAR100, data_dir)
 
 
-SOURCES = {"digits": digits, "cifar10": cifar10, "cifar100": cifar100}
+SOURCES: Registry[Callable[..., Dataset]] = Registry("dataset")
+for _name, _load in {"digits": digits, "cifar10": cifar10, "cifar100": cifar100}.items():
+    SOURCES.add(_name, _load)
 
 
 def _load_cifar(name: str, spec: _Cifar, data_dir) -> Dataset:
@@ -151,7 +240,7 @@ def _load_cifar(name: str, spec: _Cifar, data_dir) -> Dataset:
             parts.append(_ArrayUnpickler(io.BytesIO(files[member]), encoding="bytes").load())
         pixels = np.concatenate([p[b"data"] for p in parts]).reshape(-1, 3, 32, 32)
         splits[split] = Examples(
-            images=np.ascontiguousarray(pixels.transpose(0, 2, 3, 1)),
+            inputs=np.ascontiguousarray(pixels.transpose(0, 2, 3, 1)),
             labels=np.concatenate([np.asarray(p[spec.label_key], np.int32) for p in parts]),
         )
     return Dataset(name, splits["train"], splits["test"], spec.num_classes, 255.0, spec.mean,

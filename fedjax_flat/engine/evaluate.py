@@ -1,7 +1,7 @@
-"""Loss and accuracy on a whole split, or on every client's own examples.
+"""The task's report on a whole split, or on every client's own examples.
 
 Both are sums over masked batches, taken by the same cohort map as training: in sequence on one
-device, shared among several.
+device, shared among several, where each takes a part of the split.
 """
 
 from collections.abc import Callable
@@ -10,60 +10,68 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_flat.data import Batch, Examples, FederatedData
-from fedjax_flat.data.federated import client_batch
+from fedjax_flat.algorithms import Algorithm
+from fedjax_flat.data import Examples, FederatedData, count_of, over, whole
 from fedjax_flat.engine.cohort import CohortMap, cohort_map
-from fedjax_flat.objective import Objective, Totals
+from fedjax_flat.models import Variables
+from fedjax_flat.tasks import Sums, Task
 
 
 def evaluator(
-    objective: Objective, batch_size: int, batches: CohortMap | None = None
-) -> Callable[[Any, Examples], Totals]:
-    """`evaluate(params, examples) -> Totals`; jit it, and pass the examples as an argument."""
-    batches = batches or cohort_map("map")
+    task: Task, batch_size: int, parts: CohortMap | None = None
+) -> Callable[[Variables, Examples], Sums]:
+    """`evaluate(variables, examples) -> sums`; jit it, and pass the examples as an argument.
 
-    def evaluate(params, examples: Examples) -> Totals:
-        examples = jax.tree.map(jnp.asarray, examples)
-        count = examples.labels.shape[0]
-        batch = min(batch_size, count)
+    `task.means` of the sums is the report.
+    """
+    parts = parts or cohort_map("map")
+
+    def evaluate(variables, examples: Examples) -> Sums:
+        count = count_of(examples)
+        share = -(-count // parts.multiple)
+        size = min(batch_size, share)
+        everything = whole(examples)
 
         def work(shared, i):
-            params, examples = shared
-            index = i * batch + jnp.arange(batch)
-            here = jnp.minimum(index, count - 1)
-            stored = Batch(examples.images[here], examples.labels[here], index < count)
-            return objective.totals(params, objective.normalise(stored)), ()
+            variables, everything = shared
+            left = jnp.clip(count - i * share, 0, share) if parts.mesh else share
+            part = everything.replace(offset=i * share, size=left)
+            return over(lambda batch: task.evaluate(variables, batch), part, size), ()
 
-        return batches.run(work, (params, examples), _numbers(-(-count // batch), batches))[0]
+        members = jnp.arange(parts.multiple, dtype=jnp.int32)
+        return parts.run(work, (variables, everything), members)[0]
 
     return evaluate
 
 
 def client_evaluator(
-    objective: Objective, batch_size: int, clients: CohortMap | None = None
-) -> Callable[[Any, FederatedData], Totals]:
-    """`evaluate(params, data) -> Totals` of one model on each client's examples, stacked over K."""
+    task: Task, batch_size: int, clients: CohortMap | None = None
+) -> Callable[[Variables, FederatedData], Sums]:
+    """`evaluate(variables, data) -> sums` of one model on each client's examples, stacked."""
+    evaluate = personal_evaluator(task, None, batch_size, clients)
+    return lambda variables, data: evaluate(variables, (), data)
+
+
+def personal_evaluator(
+    task: Task, algorithm: Algorithm | None, batch_size: int, clients: CohortMap | None = None
+) -> Callable[[Any, Any, FederatedData], Sums]:
+    """`evaluate(server, states, data)`: every client's own model on its own examples, stacked."""
     clients = clients or cohort_map("map")
+    the_model: Any = lambda model, state: model
+    model_of = (algorithm and algorithm.personal) or the_model
 
-    def evaluate(params, data: FederatedData) -> Totals:
+    def evaluate(server, states, data: FederatedData) -> Sums:
         def work(shared, k):
-            params, data = shared
+            server, states, data = shared
             mask = k < data.num_clients
-            client = data.client(jnp.where(mask, k, 0), mask)
+            k = jnp.where(mask, k, 0)
+            variables = model_of(server, jax.tree.map(lambda x: x[k], states))
+            own = data.client(k, mask)
+            return (), over(lambda batch: task.evaluate(variables, batch), own, batch_size)
 
-            def body(i, totals):
-                batch = client_batch(client, i * batch_size + jnp.arange(batch_size))
-                return totals + objective.totals(params, objective.normalise(batch))
-
-            steps = -(-client.size // batch_size)
-            return (), jax.lax.fori_loop(0, steps, body, Totals.zero())
-
-        totals = clients.run(work, (params, data), _numbers(data.num_clients, clients))[1]
-        return jax.tree.map(lambda x: x[: data.num_clients], totals)
+        missing = -data.num_clients % clients.multiple
+        members = jnp.arange(data.num_clients + missing, dtype=jnp.int32)
+        sums = clients.run(work, (server, states, data), members)[1]
+        return jax.tree.map(lambda x: x[: data.num_clients], sums)
 
     return evaluate
-
-
-def _numbers(count: int, over: CohortMap) -> jax.Array:
-    """0 .. count - 1, and on to a multiple of the number of devices."""
-    return jnp.arange(-(-count // over.multiple) * over.multiple)

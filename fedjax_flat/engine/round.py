@@ -8,13 +8,16 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedjax_flat import debug, rng
+from fedjax_flat import debug, parts, rng
 from fedjax_flat.algorithms.base import Algorithm, Exchange, Uploads
-from fedjax_flat.data.federated import FederatedData
+from fedjax_flat.data import FederatedData
 from fedjax_flat.engine import client_state, sampling
 from fedjax_flat.engine.cohort import CohortMap
 from fedjax_flat.engine.sampling import Sampler
+from fedjax_flat.models import Variables
 from fedjax_flat.server import Average, aggregate
+from fedjax_flat.tasks import Task
+from fedjax_flat.wire import bits_of
 
 
 class TrainState(NamedTuple):
@@ -25,21 +28,19 @@ class TrainState(NamedTuple):
     server: Any
     clients: Any
     averages: dict[str, Any]  # by name, beside the model that is trained
-    pseudo_gradient: Any  # of the round before
+    previous: Any  # how the model moved in the last round, if its angle to the next is asked for
 
 
 class RoundInfo(NamedTuple):
     """What happened in a round, over the clients that took part."""
 
-    loss: jax.Array  # mean over the examples visited, each at its parameters before the step
-    accuracy: jax.Array
+    report: dict[str, jax.Array]  # the task's, over the units visited, before each step
     drift: jax.Array  # mean over clients
     norm: jax.Array  # of the global model, after the round
-    cosine: jax.Array  # between this round's pseudo-gradient and the one before
     examples: jax.Array  # visited, so an example counts once per local epoch
     clients: jax.Array
     finite: jax.Array
-    metrics: dict[str, jax.Array]  # what the method itself measures
+    metrics: dict[str, jax.Array]  # what the method itself measures, and the cosine if asked
 
 
 RoundStep = Callable[[TrainState, FederatedData], tuple[TrainState, RoundInfo]]
@@ -51,59 +52,75 @@ NO_AVERAGES: Averages = {}
 
 def init_state(
     algorithm: Algorithm,
-    params: Any,
+    variables: Variables,
     num_clients: int,
     key: jax.Array,
     averages: Averages = NO_AVERAGES,
     client_state_in: str = "device",
+    *,
+    cosine: bool = False,
 ) -> TrainState:
-    """The state before the first round; the clients' is kept on the `device` or the `host`."""
-    server, row = algorithm.init(params, num_clients)
+    """The state before the first round; the clients' is kept on the `device` or the `host`.
+
+    With `cosine`, which `round_step` needs too, rounds measure the angle between consecutive moves
+    of the global model, at the price of one more model in the state.
+    """
+    server, row = algorithm.init(variables, num_clients)
     clients = client_state.stacked(row, num_clients, client_state_in)
     server = jax.tree.map(jnp.copy, server)  # a donated buffer may occur only once
-    started = {name: average.init(params) for name, average in averages.items()}
-    zero = jax.tree.map(jnp.zeros_like, params)
-    return TrainState(jax.device_put(np.int32(0)), key, server, clients, started, zero)
+    model = algorithm.models(server)["global"]
+    started = {name: average.init(model) for name, average in averages.items()}
+    previous = jax.tree.map(jnp.zeros_like, variables.params) if cosine else ()
+    return TrainState(jax.device_put(np.int32(0)), key, server, clients, started, previous)
+
+
+class _Exchanged(NamedTuple):
+    server: Any
+    rows: Any
+    uploads: Uploads
+    sums: Any
+    drift: jax.Array
+    metrics: dict[str, jax.Array]
+    models: Any
 
 
 def _exchange(
     cohort_map: CohortMap, part: Exchange, state: TrainState, server, rows, cohort, data, *,
     keep_models: bool = False,
-):
-    """One message down and the uploads back: (server, rows, uploads, info, metrics, models)."""
+) -> _Exchanged:
+    """One message down and the uploads back."""
 
     def work(shared, member):
-        message, data, round, key = shared
+        common, data, round, key = shared
         (k, mask), row = member
         client_key = rng.fold(key, "client", round, k)
-        result = part.local(message, row, data.client(k, mask), round, client_key)
-        present = result.weight > 0
-        count = present.astype(jnp.float32)
-        if_present = lambda x: jnp.where(present, x, jnp.zeros_like(x))
+        message = part.address(common, row, k) if part.address else common
+        reply = part.local(message, row, data.client(k, mask), round, client_key)
+        there = reply.present.astype(jnp.float32)
+        weight = there * reply.weight
+        if_present = lambda x: jnp.where(reply.present, x, jnp.zeros_like(x))
         summed = (
-            aggregate.weighted(result.delta, result.weight),
-            result.weight,
-            jax.tree.map(if_present, (result.delta, result.total)),
-            (result.info.totals, count, count * result.info.drift),
+            aggregate.weighted(jax.tree.map(if_present, reply.mean), weight),
+            weight,
+            jax.tree.map(if_present, reply.sum),
+            (reply.info.sums, there, there * reply.info.drift),
         )
-        # A client without examples keeps its state.
-        row = jax.tree.map(lambda new, old: jnp.where(present, new, old), result.state, row)
-        kept = (result.delta, result.weight) if part.keeps_deltas else ()
-        return summed, (row, kept, result.info.model if keep_models else ())
+        # A client that takes no part keeps its state.
+        row = jax.tree.map(lambda new, old: jnp.where(reply.present, new, old), reply.state, row)
+        each = jax.tree.map(if_present, reply.each)
+        return summed, (row, each, weight, reply.info.model if keep_models else ())
 
-    message = part.broadcast(server, state.round)
-    summed, (rows, kept, models) = cohort_map.run(
-        work, (message, data, state.round, state.key), (cohort, rows)
+    common = part.broadcast(server, state.round)
+    summed, (rows, each, weights, models) = cohort_map.run(
+        work, (common, data, state.round, state.key), (cohort, rows)
     )
-    weighted_sum, weight, (delta_sum, total), info = summed
-    pseudo_gradient = aggregate.mean(weighted_sum, weight)
-    deltas, weights = kept or ((), ())
-    uploads = Uploads(pseudo_gradient, delta_sum, total, info[1], deltas, weights)
-    debug.check({"aggregate": uploads.pseudo_gradient}, round=state.round)
+    weighted_sum, weight, total, (sums, clients, drift) = summed
+    uploads = Uploads(aggregate.mean(weighted_sum, weight), total, each, weights, clients)
+    debug.check({"aggregate": (uploads.mean, uploads.sum)}, round=state.round)
     updated, metrics = part.update(server, uploads, state.round)
     # A round in which nobody took part changes nothing.
-    server = jax.tree.map(lambda new, old: jnp.where(weight > 0, new, old), updated, server)
-    return server, rows, uploads, info, metrics, models
+    server = jax.tree.map(lambda new, old: jnp.where(clients > 0, new, old), updated, server)
+    return _Exchanged(server, rows, uploads, sums, drift, metrics, models)
 
 
 def round_step(
@@ -111,6 +128,9 @@ def round_step(
     sample: Sampler,
     cohort_map: CohortMap,
     averages: Averages = NO_AVERAGES,
+    *,
+    task: Task,
+    cosine: bool = False,
 ) -> RoundStep:
     """One round: sample, broadcast, train locally, aggregate, update, average."""
 
@@ -121,22 +141,23 @@ def round_step(
         rows = client_state.gather(state.clients, cohort)
         metrics: dict[str, jax.Array] = {}
         for part in algorithm.exchanges:
-            server, rows, uploads, seen, measured, _ = _exchange(
-                cohort_map, part, state, server, rows, cohort, data
-            )
-            metrics |= measured
-        totals, clients, drift = seen
-        loss, accuracy = totals.means()
+            done = _exchange(cohort_map, part, state, server, rows, cohort, data)
+            server, rows = done.server, done.rows
+            metrics |= done.metrics
         model = algorithm.models(server)["global"]
+        previous: Any = ()
+        if cosine:
+            before = algorithm.models(state.server)["global"]
+            previous = jax.tree.map(jnp.subtract, before.params, model.params)
+            metrics["cosine"] = cosine_between(previous, state.previous)
+        report = task.means(done.sums)
         info = RoundInfo(
-            loss=loss,
-            accuracy=accuracy,
-            drift=drift / jnp.maximum(clients, 1),
-            norm=optax.tree.norm(model),
-            cosine=cosine(uploads.pseudo_gradient, state.pseudo_gradient),
-            examples=totals.examples,
-            clients=clients,
-            finite=all_finite((loss, server)),
+            report=report,
+            drift=done.drift / jnp.maximum(done.uploads.clients, 1),
+            norm=optax.tree.norm(model.params),
+            examples=done.sums["examples"],
+            clients=done.uploads.clients,
+            finite=all_finite((report["loss"], server)),
             metrics=metrics,
         )
         state = TrainState(
@@ -148,7 +169,7 @@ def round_step(
                 name: average.update(state.averages[name], model, state.round)
                 for name, average in averages.items()
             },
-            pseudo_gradient=uploads.pseudo_gradient,
+            previous=previous,
         )
         return state, info
 
@@ -167,15 +188,16 @@ def local_models(
         cohort = sampling.pad(sampling.Cohort(clients, None), cohort_map.multiple)
         server, rows = state.server, client_state.gather(state.clients, cohort)
         for part in algorithm.exchanges:
-            server, rows, *_, trained = _exchange(
+            done = _exchange(
                 cohort_map, part, state, server, rows, cohort, data, keep_models=True
             )
-        return jax.tree.map(lambda x: x[: clients.shape[0]], trained)
+            server, rows = done.server, done.rows
+        return jax.tree.map(lambda x: x[: clients.shape[0]], done.models)
 
     return models
 
 
-def cosine(a: Any, b: Any) -> jax.Array:
+def cosine_between(a: Any, b: Any) -> jax.Array:
     """Of the angle between two trees; 0 when one of them is zero."""
     lengths = optax.tree.norm(a) * optax.tree.norm(b)
     return jnp.where(lengths > 0, optax.tree.vdot(a, b) / jnp.where(lengths > 0, lengths, 1), 0.0)
@@ -225,23 +247,49 @@ def many_rounds(step: RoundStep, most: int) -> Callable[..., tuple[TrainState, R
     return run
 
 
-def floats_per_client(algorithm: Algorithm, state: TrainState, data: FederatedData):
-    """(floats in the messages, floats in the uploads) of one client in a round, from shapes."""
+class Traffic(NamedTuple):
+    """Bits of one client in a round: of its messages and of its uploads."""
 
-    def all_exchanges(state, data):
-        zero = jnp.int32(0)
-        row = algorithm.init(state.pseudo_gradient, data.num_clients)[1]
-        sent = []
-        for part in algorithm.exchanges:
-            message = part.broadcast(state.server, zero)
-            result = part.local(message, row, data.client(zero), zero, state.key)
-            sent.append((message, (result.delta, result.total)))
-        return [m for m, _ in sent], [u for _, u in sent]
+    down: int
+    up: int
 
-    def floats(tree):
-        leaves = jax.tree.leaves(tree)
-        # What is less than a model, a step count, travels for free.
-        return sum(x.size for x in leaves if jnp.issubdtype(x.dtype, jnp.floating) and x.ndim)
 
-    messages, uploads = jax.eval_shape(all_exchanges, state, data)
-    return floats(messages), floats(uploads)
+def traffic(algorithm: Algorithm, state: TrainState, data: FederatedData) -> Traffic:
+    """What a client receives and sends in all exchanges of a round, from shapes.
+
+    An array that an upload has in several reductions travels once. What is less than an array, a
+    step count, travels for free.
+    """
+    down, up = 0, 0
+    row = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), state.clients)
+    for part in algorithm.exchanges:
+
+        def exchange(server, row, data, key, part=part):
+            zero = jnp.int32(0)
+            message = part.broadcast(server, zero)
+            if part.address:
+                message = part.address(message, row, zero)
+            reply = part.local(message, row, data.client(zero), zero, key)
+            return message, (reply.mean, reply.sum, reply.each)
+
+        traced, shapes = jax.make_jaxpr(exchange, return_shape=True)(
+            state.server, row, data, state.key
+        )
+        message, upload = jax.tree.unflatten(jax.tree.structure(shapes), traced.jaxpr.outvars)
+        weigh = [f or bits_of for f in part.bits]
+        down += weigh[0](_sent(message, part))
+        up += weigh[1](_sent(upload, part))
+    return Traffic(down, up)
+
+
+def _sent(tree: Any, part: Exchange) -> dict[str, jax.ShapeDtypeStruct]:
+    """The distinct arrays of a tree of traced values that leave, by name."""
+    found, seen = {}, set()
+    for path, var in jax.tree_util.tree_leaves_with_path(tree):
+        name, shape = parts.name_of(path), var.aval
+        is_sent = jnp.issubdtype(shape.dtype, jnp.floating) and shape.ndim
+        if id(var) in seen or not is_sent or (part.own and part.own(name)):
+            continue
+        seen.add(id(var))
+        found[name] = jax.ShapeDtypeStruct(shape.shape, shape.dtype)
+    return found

@@ -15,7 +15,7 @@ Progress = Callable[[Iterable[int]], Iterable[int]]
 
 
 class Grid(NamedTuple):
-    """loss[i, j] and error[i, j] at (x[i], y[j])."""
+    """loss[i, j] and error[i, j], 1 - the task's score, at (x[i], y[j])."""
 
     x: np.ndarray
     y: np.ndarray
@@ -71,7 +71,7 @@ def grid(
         check_centre(loss, params)
         start = Grid(x, y, np.full(shape, np.nan), np.full(shape, np.nan))
     losses, wrong = start.loss.copy(), start.error.copy()
-    missing = [i for i in range(len(x)) if np.isnan(wrong[i]).any()]
+    missing = [i for i in range(len(x)) if np.isnan(losses[i]).all()]
     for i in progress(missing):
         points = np.stack([np.full(len(y), x[i]), y], axis=1)
         losses[i], wrong[i] = _at(loss, params, directions, points)
@@ -110,6 +110,9 @@ def check_centre(loss: DataLoss, params: Any) -> None:
 
 
 def _at(loss, params, directions, points) -> tuple[np.ndarray, np.ndarray]:
-    totals = loss.along(params, directions, jnp.asarray(points, jnp.float32))
-    n = loss.examples
-    return np.asarray(totals.loss, float) / n, 1 - np.asarray(totals.correct, float) / n
+    """(loss, 1 - score) at each point; without a score, NaN."""
+    means = loss.along(params, directions, jnp.asarray(points, jnp.float32))
+    value = np.asarray(means["loss"], float)
+    if not loss.score:
+        return value, np.full_like(value, np.nan)
+    return value, 1 - np.asarray(means[loss.score], float)

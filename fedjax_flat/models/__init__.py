@@ -1,79 +1,62 @@
-"""Networks as pairs of pure functions; no training logic here."""
+"""Networks by name, as pairs of pure functions; no training logic here."""
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
-import flax.linen as nn
 import jax
-import jax.numpy as jnp
 
 from fedjax_flat import errors
+from fedjax_flat.models.base import (
+    CLASSIFIER,
+    STATISTICS,
+    Model,
+    Outputs,
+    Variables,
+    from_linen,
+    num_parameters,
+)
 from fedjax_flat.models.cnn import CNN
 from fedjax_flat.models.mlp import MLP
 from fedjax_flat.models.resnet import ResNet18
+from fedjax_flat.registry import Entry, Registry, entry
+from fedjax_flat.settings import Setting, check_options
 
-MODELS = {"cnn": CNN, "mlp": MLP, "resnet18": ResNet18}
-
-
-class Model(NamedTuple):
-    """`init(key) -> params`; `apply(params, images, key=None) -> logits`.
-
-    A key switches training mode on (dropout); without one the network is evaluated.
-    """
-
-    init: Callable[[jax.Array], Any]
-    apply: Callable[..., jax.Array]
-
-
-PRECISIONS = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
-
-
-def from_linen(
-    module: nn.Module, image_shape: tuple[int, ...], precision: str = "float32"
-) -> Model:
-    """Any flax module called as `module(images, train=...)`.
-
-    With precision `bfloat16` the images, and so the layers of `models.layers`, are bfloat16; sums,
-    parameters, gradients, logits and loss are float32.
-    """
-    dtype = errors.lookup("precision", precision, PRECISIONS)
-
-    def init(key):
-        return module.init(key, jnp.zeros((1, *image_shape), jnp.float32))["params"]
-
-    def apply(params, images, key=None):
-        if dtype == jnp.bfloat16:
-            images = images.astype(dtype)
-        train, rngs = key is not None, None if key is None else {"dropout": key}
-        logits: Any = module.apply({"params": params}, images, train=train, rngs=rngs)
-        return logits.astype(jnp.float32) if dtype == jnp.bfloat16 else logits
-
-    return Model(init, apply)
+# make(num_classes=..., **settings) -> flax module
+MODELS: Registry[Entry] = Registry("model")
+MODELS.add("cnn", entry(CNN))
+MODELS.add("mlp", entry(MLP, {
+    "hidden": Setting((64,), "widths of the hidden layers"),
+    "norm": Setting("none", "after each hidden layer", choices=("none", "batch")),
+}))
+MODELS.add("resnet18", entry(ResNet18))
 
 
 def build(
     name: str,
     *,
     num_classes: int,
-    image_shape: tuple[int, ...],
+    inputs: Any,
     precision: str = "float32",
+    frozen_stats: bool = False,
     **options,
 ) -> Model:
-    """A registered network for this many classes and this shape of image."""
-    module = errors.lookup("model", name, MODELS)(num_classes=num_classes, **options)
-    model = from_linen(module, image_shape, precision)
+    """A registered network for this many classes and these inputs (see `from_linen`)."""
+    found = MODELS.find(name)
+    check_options(f"model {name}", found.settings, options)
+    model = from_linen(
+        found.make(num_classes=num_classes, **options), inputs, precision, frozen_stats=frozen_stats
+    )
     try:
         jax.eval_shape(model.init, jax.random.key(0))
-    except (TypeError, ValueError) as e:
+    except Exception as e:  # whatever a network does with inputs it was not written for
+        shape = jax.tree.map(lambda s: s.shape[1:] if hasattr(s, "shape") else s, inputs)
+        reason = str(e).strip().splitlines() or [type(e).__name__]
         raise errors.UsageError(
-            f"model {name!r} cannot read images of shape {tuple(image_shape)}: {e}"
+            f"model {name!r} cannot read inputs of shape {shape}: {reason[0][:200]}"
         ) from e
     return model
 
 
-def num_parameters(params: Any) -> int:
-    """How many floats a model is."""
-    return sum(x.size for x in jax.tree.leaves(params))
-
-
-__all__ = ["CNN", "MLP", "MODELS", "Model", "ResNet18", "build", "from_linen", "num_parameters"]
+__all__ = [
+    "CLASSIFIER", "CNN", "MLP", "MODELS", "STATISTICS", "Model", "Outputs", "ResNet18", "Variables",
+    "build", "from_linen", "num_parameters",
+]

@@ -72,3 +72,43 @@ class Conv(nn.Module):
             bias = self.param("bias", init, (self.features,)).astype(x.dtype)
             x = ops.add_bias(x, bias)
         return x
+
+
+class BatchNorm(nn.Module):
+    """Batch normalisation with PyTorch's running statistics; padding counts in none of them.
+
+    In training, examples are normalised by mean and variance over the real ones of the batch (and
+    over the image), and the running values move to them by `momentum`, the variance as n / (n - 1)
+    of it. In evaluation, or when the statistics may not move, the running values normalise.
+    """
+
+    momentum: float = 0.1
+    epsilon: float = 1e-5
+
+    @nn.compact
+    def __call__(
+        self, x: jax.Array, *, train: bool = False, mask: jax.Array | None = None
+    ) -> jax.Array:
+        shape, axes = (x.shape[-1],), tuple(range(x.ndim - 1))
+        mean = self.variable("batch_stats", "mean", jnp.zeros, shape, jnp.float32)
+        var = self.variable("batch_stats", "var", jnp.ones, shape, jnp.float32)
+        scale = self.param("scale", nn.initializers.ones, shape)
+        bias = self.param("bias", nn.initializers.zeros, shape)
+        spread = lambda v: v.reshape((1,) * (x.ndim - 1) + shape)
+        values = x.astype(scale.dtype)
+        if train and self.is_mutable_collection("batch_stats"):
+            real = jnp.ones(x.shape[0], bool) if mask is None else mask
+            real = jnp.broadcast_to(real.reshape(-1, *(1,) * (x.ndim - 1)), x.shape)
+            n = jnp.sum(real, axis=axes, dtype=jnp.int32)[0].astype(scale.dtype)
+            total = lambda v: jnp.sum(jnp.where(real, v, 0), axis=axes) / jnp.maximum(n, 1)
+            centre = total(values)
+            spread_out = total(jnp.square(values - spread(centre)))
+            if not self.is_initializing():
+                move = jnp.where(n > 0, self.momentum, 0.0).astype(jnp.float32)
+                unbiased = spread_out * n / jnp.maximum(n - 1, 1)
+                mean.value += move * (centre.astype(jnp.float32) - mean.value)
+                var.value += move * (unbiased.astype(jnp.float32) - var.value)
+        else:
+            centre, spread_out = mean.value.astype(scale.dtype), var.value.astype(scale.dtype)
+        factor = scale * jax.lax.rsqrt(spread_out + self.epsilon)
+        return ((values - spread(centre)) * spread(factor) + spread(bias)).astype(x.dtype)

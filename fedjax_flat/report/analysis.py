@@ -18,11 +18,12 @@ import tqdm
 
 from fedjax_flat import curvature, errors, landscape
 from fedjax_flat.curvature import DataLoss
-from fedjax_flat.engine import flatness
-from fedjax_flat.engine.restore import TrainedRun, load_run
-from fedjax_flat.engine.run_folder import write_atomically
+from fedjax_flat.models import Variables
 from fedjax_flat.report import pictures
 from fedjax_flat.report.journal import Journal
+from fedjax_flat.run import flatness
+from fedjax_flat.run.restore import TrainedRun, load_run
+from fedjax_flat.run.run_folder import write_atomically
 
 METHODS: dict[str, Callable[..., curvature.Spectrum]] = {
     "lanczos": curvature.lanczos, "power": curvature.power_iteration
@@ -35,6 +36,7 @@ def loss_of(
     examples: int = 0,
     *,
     client: int | None = None,
+    stats: Any = (),
     precision: str = "float32",
 ) -> DataLoss:
     """The run's own loss on the first `examples` of a split, 0 for all, without weight decay.
@@ -45,19 +47,18 @@ def loss_of(
     if split == "own":
         if client is None:
             raise errors.UsageError("split own is the data of one client: say which, --client K.")
-        return curvature.of_client(built.objective, built.data, client)
-    data = errors.lookup("split", split, {**built.splits, "train": built.data.examples})
+        return curvature.of_client(built.task, built.data, client, stats=stats)
     return curvature.of_examples(
-        built.objective, data, limit=examples or None, precision=precision
+        built.task, built.split(split), stats=stats, limit=examples or None, precision=precision
     )
 
 
-def model_of(trained: TrainedRun, model: str, client: int | None) -> tuple[str, Any]:
-    """(name, parameters) of a trained model, or of the one that `client` makes of the global."""
+def model_of(trained: TrainedRun, model: str, client: int | None) -> tuple[str, Variables]:
+    """A trained model with its name, or the one that `client` makes of the global."""
     if client is None:
         return model, trained.model(model)
-    ((_, params),) = flatness.client_models(trained.experiment, trained.state, [client])
-    return f"client{client}", params
+    ((_, made),) = flatness.client_models(trained.experiment, trained.state, [client])
+    return f"client{client}", made
 
 
 def spectrum(
@@ -79,10 +80,12 @@ def spectrum(
     solve = errors.lookup("method", method, METHODS)
     wide = errors.lookup("precision", precision, {"float32": False, "float64": True})
     trained = load_run(run, data_dir)
-    label, params = model_of(trained, model, client)
+    label, variables = model_of(trained, model, client)
     with jax.enable_x64(wide):
-        params = jax.tree.map(lambda w: jnp.asarray(w, precision), params)
-        loss = loss_of(trained, split, examples, client=client, precision=precision)
+        params, stats = jax.tree.map(lambda w: jnp.asarray(w, precision), variables)
+        loss = loss_of(
+            trained, split, examples, client=client, stats=stats, precision=precision
+        )
         operator = curvature.flat_hessian(loss, params)
         key = jax.random.key(seed)
         name = f"{label}_{split}{loss.examples}_{method}{top}" + "_float64" * wide
@@ -133,22 +136,25 @@ def local_curvature(
     """
     trained = load_run(run, data_dir)
     built = trained.experiment
-    whole = loss_of(trained, "train", examples)
+    whole = lambda model: loss_of(trained, "train", examples, stats=model.stats)
     chosen = flatness.chosen_clients(built, clients)
     models = flatness.client_models(built, trained.state, chosen)
     rows = []
-    for client, params in _bar("clients", total=len(chosen))(models):
-        own = loss_of(trained, "own", client=client)
+    for client, model in _bar("clients", total=len(chosen))(models):
+        own = loss_of(trained, "own", client=client, stats=model.stats)
         rows.append({
             "model": f"client {client}", "examples": own.examples,
-            "lambda_1, own data": flatness.of_model(own, params)["lambda_1"],
-            "lambda_1, all data": flatness.of_model(whole, params)["lambda_1"],
+            "lambda_1, own data": flatness.of_model(own, model.params)["lambda_1"],
+            "lambda_1, all data": flatness.of_model(whole(model), model.params)["lambda_1"],
         })
+    model = trained.model()
+    everything = whole(model)
     rows.append({
-        "model": "global", "examples": whole.examples, "lambda_1, own data": None,
-        "lambda_1, all data": flatness.of_model(whole, trained.model())["lambda_1"],
+        "model": "global", "examples": everything.examples, "lambda_1, own data": None,
+        "lambda_1, all data": flatness.of_model(everything, model.params)["lambda_1"],
     })
-    path = trained.folder.path / "curvature" / f"clients{len(chosen)}_train{whole.examples}.json"
+    name = f"clients{len(chosen)}_train{everything.examples}.json"
+    path = trained.folder.path / "curvature" / name
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, json.dumps(rows, indent=2) + "\n")
     return rows
@@ -176,8 +182,8 @@ def surfaces(
     parts = [split] if client is None else ["own", split]
     for run, part in itertools.product(runs, parts):
         trained = load_run(run, data_dir)
-        loss = loss_of(trained, part, examples, client=client)
-        label, params = model_of(trained, model, client)
+        label, (params, stats) = model_of(trained, model, client)
+        loss = loss_of(trained, part, examples, client=client, stats=stats)
         keys = jax.random.split(jax.random.key(seed))
         directions = tuple(landscape.filter_normalised(k, params) for k in keys)
         name = f"surface_{label}_{part}{loss.examples}_{points}x{points}_r{radius:g}_s{seed}"
@@ -210,8 +216,8 @@ def plane(
     if len(runs) < 3:
         raise errors.UsageError(f"a plane goes through three models; {len(runs)} given.")
     trained = [load_run(run, data_dir) for run in runs]
-    made = landscape.plane(*(t.model(model) for t in trained))
-    loss = loss_of(trained[0], split, examples)
+    made = landscape.plane(*(t.model(model).params for t in trained))
+    loss = loss_of(trained[0], split, examples, stats=shared_stats(trained, model))
     x, y = landscape.plane_axes(made, points)
     names = [pathlib.Path(run).name for run in runs]
     base = trained[0].folder.path / "landscape" / f"plane_{'_'.join(names)}_{split}{loss.examples}"
@@ -238,9 +244,9 @@ def line(
     if len(runs) != 2:
         raise errors.UsageError(f"a line joins two models; {len(runs)} given.")
     trained = [load_run(run, data_dir) for run in runs]
-    loss = loss_of(trained[0], split, examples)
+    loss = loss_of(trained[0], split, examples, stats=shared_stats(trained, model))
     found = landscape.line(
-        loss, *(t.model(model) for t in trained), points=points, margin=0.2
+        loss, *(t.model(model).params for t in trained), points=points, margin=0.2
     )
     names = [pathlib.Path(run).name for run in runs]
     base = trained[0].folder.path / "landscape" / f"line_{'_'.join(names)}_{split}{loss.examples}"
@@ -249,6 +255,17 @@ def line(
         "examples": loss.examples, "barrier": found.barrier,
     })
     return found.barrier, [str(pictures.line(found, names, _suffixed(base, ".png")))]
+
+
+def shared_stats(trained: list[TrainedRun], model: str) -> Any:
+    """None: between models with statistics of their own, nobody says which hold."""
+    stats = [t.model(model).stats for t in trained]
+    if any(jax.tree.leaves(s) for s in stats):
+        raise errors.UsageError(
+            "a plane or a line through models with BatchNorm: their statistics differ, and those "
+            "in between are not known. Use --surface, or a model with GroupNorm."
+        )
+    return ()
 
 
 def save(base: pathlib.Path, arrays: dict[str, Any], summary: dict[str, Any]) -> None:

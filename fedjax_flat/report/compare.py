@@ -1,16 +1,16 @@
-"""Runs side by side: accuracy over the last rounds, and what it took to reach the first run's.
+"""Runs side by side: the score over the last rounds, and what it took to reach the first run's.
 
-Rounds to a target accuracy and the communication until then are those of the FedGloSS paper's table
-of costs: the target is the first run's accuracy, and B what that run sent in all its rounds.
+Rounds to a target score and the communication until then are those of the FedGloSS paper's table
+of costs: the target is the first run's score, and B what that run sent in all its rounds.
 """
 
 import pathlib
 from typing import Any
 
 from fedjax_flat import errors
-from fedjax_flat.engine import metrics
-from fedjax_flat.engine.run_folder import RunFolder
 from fedjax_flat.report import figures, tables
+from fedjax_flat.run import metrics
+from fedjax_flat.run.run_folder import RunFolder
 
 
 def compare(runs: list[str], figure: str | None = None) -> str:
@@ -19,14 +19,14 @@ def compare(runs: list[str], figure: str | None = None) -> str:
     window = {run: RunFolder(run).config().eval.window for run in runs}
     first = runs[0]
     target, _, _ = metrics.window_mean(records[first], window[first])
-    whole = metrics.floats_until(records[first])
+    whole = metrics.bytes_until(records[first])
     rows = []
     for run, found in records.items():
         models = dict.fromkeys(r["model"] for r in found if r["split"] == "test")
         for model in models:
             mean, deviation, _ = metrics.window_mean(found, window[run], model=model)
             reached = metrics.rounds_to(found, target, model=model)
-            spent = metrics.floats_until(found, reached) / whole if reached is not None else None
+            spent = metrics.bytes_until(found, reached) / whole if reached is not None else None
             rows.append(
                 [
                     pathlib.Path(run).name,
@@ -37,11 +37,12 @@ def compare(runs: list[str], figure: str | None = None) -> str:
                 ]
             )
     to_target = f"rounds to {100 * target:.2f} %"
-    header = ["run", "model", "test accuracy (%)", to_target, "sent by then"]
+    score = metrics.score_name(records[first])
+    header = ["run", "model", f"test {score} (%)", to_target, "sent by then"]
     text = tables.table(header, rows, left=(0, 1))
     if figure:
         curves = {pathlib.Path(run).name: [found] for run, found in records.items()}
-        text += f"\nfigure: {figures.accuracy_curves(curves, figure)}"
+        text += f"\nfigure: {figures.score_curves(curves, figure)}"
     return text
 
 

@@ -6,17 +6,17 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from fedjax_flat.engine import metrics
 from fedjax_flat.landscape import Grid
 from fedjax_flat.report import pictures
+from fedjax_flat.run import metrics
 
 Runs = Mapping[str, Sequence[list[dict]]]
 
 
-def accuracy_curves(runs: Runs, path: str | os.PathLike, *, split: str = "test") -> pathlib.Path:
-    """Accuracy and client drift by round: a colour per label, its runs' mean and deviation."""
+def score_curves(runs: Runs, path: str | os.PathLike, *, split: str = "test") -> pathlib.Path:
+    """The score and client drift by round: a colour per label, its runs' mean and deviation."""
     figure, (accuracy, drift) = pictures.new_figure(1, 2, (9, 3.4))
-    draw_accuracy(accuracy, runs, split)
+    draw_score(accuracy, runs, split)
     for i, (label, seeds) in enumerate(runs.items()):
         rounds, mean, _ = _mean_curve(seeds, split="cohort", model="local", name="drift")
         drift.plot(rounds, mean, color=f"C{i}", linewidth=0.5, alpha=0.35)
@@ -68,7 +68,7 @@ def overview(
     figure = pictures.empty_figure((3.1 * len(surfaces), 6.4))
     top, bottom = figure.subfigures(2, 1, height_ratios=(1, 1.1))
     accuracy, spectrum = top.subplots(1, 2)
-    draw_accuracy(accuracy, runs, "test")
+    draw_score(accuracy, runs, "test")
     width = 0.8 / len(eigenvalues)
     for i, (label, values) in enumerate(eigenvalues.items()):
         ranks = np.arange(1, len(values) + 1) + (i - (len(eigenvalues) - 1) / 2) * width
@@ -83,7 +83,7 @@ def overview(
     return pictures.save(figure, path)
 
 
-def draw_accuracy(axes, runs: Runs, split: str) -> None:
+def draw_score(axes, runs: Runs, split: str) -> None:
     """Curves of every model on a split."""
     lowest = 100.0
     for i, (label, seeds) in enumerate(runs.items()):
@@ -97,7 +97,8 @@ def draw_accuracy(axes, runs: Runs, split: str) -> None:
                 rounds, mean - deviation, mean + deviation, color=f"C{i}", alpha=0.15, linewidth=0
             )
             lowest = min(lowest, *mean[rounds >= rounds.max() / 4])  # the first rounds hide all
-    axes.set(xlabel="round", ylabel=f"{split} accuracy (%)", ylim=(0.95 * lowest, None))
+    score = metrics.score_name(next(iter(runs.values()))[0])
+    axes.set(xlabel="round", ylabel=f"{split} {score} (%)", ylim=(0.95 * lowest, None))
     axes.grid(alpha=0.25)
     axes.legend(frameon=False)
 

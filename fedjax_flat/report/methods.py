@@ -6,36 +6,45 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_flat import experiment
-from fedjax_flat.algorithms.registry import METHODS
-from fedjax_flat.config import default_config
-from fedjax_flat.engine.round import floats_per_client
+from fedjax_flat.algorithms import METHODS
+from fedjax_flat.engine.round import traffic
 from fedjax_flat.report import tables
 
 GRADIENTS_OF_SAM = 2
+NEED_STATISTICS = ("fedbn", "silobn")  # shown with the MLP that has them
 
 
 def describe(name: str) -> dict[str, Any]:
     """One method. Traffic and state are in models, per client and round, per client, per server."""
     method = METHODS[name]
-    config = default_config()
+    config = experiment.default_config()
     config.algorithm.name = name
+    if name in NEED_STATISTICS:
+        config.model.norm = "batch"
     built = experiment.build(config)
     state = jax.eval_shape(built.init)
-    model = _floats(state.pseudo_gradient)
-    down, up = floats_per_client(built.algorithm, state, built.data)
-    gradients = method.gradients * (GRADIENTS_OF_SAM if method.sharpness == "sam" else 1)
+    model = _floats(built.algorithm.models(state.server)["global"])
+    sent = traffic(built.algorithm, state, built.data)
+    ascends = method.sharpness in ("sam", "asam")
+    gradients = method.gradients * (GRADIENTS_OF_SAM if ascends else 1)
     return {
         "name": name,
         "summary": method.summary,
         "paper": method.paper,
-        "models_down": down / model,
-        "models_up": up / model,
+        "models_down": sent.down / (32 * model),
+        "models_up": sent.up / (32 * model),
         "exchanges": len(built.algorithm.exchanges),
         "gradients_per_step": 0 if method.sharpness == "no steps" else gradients,
         "client_state": _floats(state.clients) / model / built.data.num_clients,
         "server_state": _floats(state.server) / model,
         "server_optimizer": method.optimizer,
         "client_sharpness": method.sharpness,
+        "client_optimizer": method.client_optimizer,
+        "settings": {
+            f"algorithm.{method.section}.{name}": {"default": s.default, "range": s.range,
+                                                   "doc": s.doc}
+            for name, s in method.settings.items()
+        },
     }
 
 
@@ -47,9 +56,9 @@ def overview() -> str:
         rows.append(
             [
                 name,
-                f"{d['models_down']:g} {d['models_up']:g}",
+                f"{d['models_down']:.2g} {d['models_up']:.2g}",
                 str(d["gradients_per_step"]),
-                f"{d['client_state']:g} {d['server_state']:g}",
+                f"{d['client_state']:.2g} {d['server_state']:.2g}",
                 d["summary"],
                 d["paper"],
             ]
@@ -60,6 +69,35 @@ def overview() -> str:
         "and ASAM double them); kept: models between rounds, per client and on the server.\n"
         "SWA and WIMA go with all."
     )
+
+
+def page(name: str) -> str:
+    """All about one method: its paper and equations, settings, traffic and state."""
+    d = describe(name)
+    method = METHODS[name]
+    lines = [f"{name}: {d['summary']} ({d['paper']})", "", method.equations, ""]
+    if d["settings"]:
+        rows = [[n, str(s["default"]), s["range"], s["doc"]] for n, s in d["settings"].items()]
+        header = ["setting (--config.)", "default", "range", "what it is"]
+        lines += [tables.table(header, rows, left=(0, 1, 2, 3)), ""]
+    else:
+        lines += ["settings: none of its own", ""]
+    servers = {"own": "its own step", "any": "any (server.optimizer)"}
+    ascents = {"own": "its own, of radius client.rho", "any": "any (client.sharpness)",
+               "no steps": "none: clients take no steps"}
+    facts = {
+        "sent": f"{d['models_down']:.3g} models down, {d['models_up']:.3g} up, per client and "
+                f"round, in {d['exchanges']} exchange{'s' * (d['exchanges'] > 1)}",
+        "kept": f"{d['client_state']:.3g} models per client, {d['server_state']:.3g} on the server",
+        "gradients": f"{d['gradients_per_step']} per local step",
+        "server": servers.get(method.optimizer, method.optimizer),
+        "ascent": ascents.get(method.sharpness, f"{method.sharpness}, if none is chosen"),
+        "client": {"any": "any optimiser (client.optimizer)"}.get(
+            method.client_optimizer, method.client_optimizer),
+    }
+    width = max(map(len, facts))
+    lines += [f"{name.ljust(width)}  {text}" for name, text in facts.items()]
+    return "\n".join(lines)
 
 
 def _floats(tree: Any) -> int:

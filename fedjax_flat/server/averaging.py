@@ -2,7 +2,8 @@
 
 SWA: Izmailov et al., "Averaging weights leads to wider optima and better generalization" (UAI
 2018), on the server: Caldarola et al., "Improving generalization in federated learning by seeking
-flat minima" (ECCV 2022). WIMA: the mean of a window of global models, from the first round on.
+flat minima" (ECCV 2022). WIMA: Caldarola, PhD thesis (Politecnico di Torino, 2024), the mean of a
+window of global models, from the first round on.
 
 Rounds count from 1; w^{t+1} is the model after round t, c the cycle length, t_s the start.
 
@@ -11,8 +12,8 @@ Rounds count from 1; w^{t+1} is the model after round t, c the cycle length, t_s
     capture = "released"   at t = t_s + 1 + c, t_s + 1 + 2c, ..., where it is highest (the released
                            code)
 
-Both start with no model in the mean: Algorithm 4's count n = t / c, and the copy of w^{t_s} that it
-mixes in, are not followed (they would hold the mean near that copy).
+Both start with no model in the mean: the count n = t / c of the thesis's Algorithm 4, and the copy
+of w^{t_s} that it mixes in, are not followed (they would hold the mean near that copy).
 """
 
 from collections.abc import Callable
@@ -24,12 +25,11 @@ import numpy as np
 
 from fedjax_flat import errors
 from fedjax_flat.client.optimizer import Schedule
-
-CLASSIFIER = "classifier"  # the name of a model's last module
+from fedjax_flat.models import CLASSIFIER, Variables
 
 
 class Average(NamedTuple):
-    """`model(state, params)` is the averaged model, once `first` rounds are done."""
+    """`model(state, trained)` is the averaged model, once `first` rounds are done."""
 
     first: int
     init: Callable[[Any], Any]
@@ -63,7 +63,7 @@ def swa(start: int, cycle: int, *, capture: str = "lowest") -> Average:
         n = state.models
         now = captures(round + 1, start, cycle)
         mean = jax.tree.map(
-            lambda m, w: jnp.where(now, (n * m + w) / (n + 1), m), state.mean, params  # (2.38)
+            lambda m, w: jnp.where(now, (n * m + w) / (n + 1), m), state.mean, params
         )
         return SWAState(mean, n + now.astype(jnp.float32))
 
@@ -82,8 +82,9 @@ _CYCLE_STARTS = {"lowest": 0, "released": 1}
 def swa_cycle(start: int, cycle: int, ratio: float, *, capture: str = "lowest") -> Schedule:
     """The factor on the client rate: 1, then from round `start` on a cycle down to `ratio`.
 
-    In equations (2.36) and (2.37): (1 - tau) gamma_1 + tau gamma_2, tau = (mod(t - 1, c) + 1) / c,
-    with ratio = gamma_2 / gamma_1. A cycle of one round leaves the rate constant.
+    The rate is (1 - tau) gamma_1 + tau gamma_2, tau = (mod(t - 1, c) + 1) / c, with ratio =
+    gamma_2 / gamma_1 (Caldarola, thesis 2024, equations 2.36 and 2.37). A cycle of one round leaves
+    the rate constant.
     """
     shift = errors.lookup("capture", capture, _CYCLE_STARTS)
     _check_cycle(start, cycle)
@@ -105,7 +106,7 @@ def _check_cycle(start: int, cycle: int) -> None:
 
 
 def wima(window: int, *, parameters: str = "all") -> Average:
-    """The mean of the last `window` models (4.12), or of as many as there are yet.
+    """The mean of the last `window` models (thesis, 4.12), or of as many as there are yet.
 
     `parameters`: all | classifier | features; the others are those of the trained model. The
     window is part of the state but lives in host memory: a round copies one model there, and the
@@ -116,34 +117,36 @@ def wima(window: int, *, parameters: str = "all") -> Average:
     chosen = errors.lookup("parameters", parameters, _PARAMETERS)
     host, device = jax.memory.Space.Host, jax.memory.Space.Device
 
-    def init(params):
+    def init(trained):
         # From NumPy: nothing of this size is ever on the device.
         rows = lambda w: jax.device_put(np.zeros((window, *w.shape), w.dtype), host)
-        return WIMAState(jax.tree.map(rows, chosen(params)), jnp.zeros((), jnp.int32))
+        return WIMAState(jax.tree.map(rows, chosen(trained)), jnp.zeros((), jnp.int32))
 
-    def update(state, params, round):
+    def update(state, trained, round):
         row = round % window
         write = lambda rows, w: jax.lax.dynamic_update_index_in_dim(
             rows, jax.device_put(w, host), row, 0
         )
-        rows = jax.tree.map(write, state.window, chosen(params))
+        rows = jax.tree.map(write, state.window, chosen(trained))
         return WIMAState(rows, jnp.minimum(state.filled + 1, window))
 
     @jax.jit
-    def model(state, params):
+    def model(state, trained):
         read = lambda rows, i: jax.device_put(
             jax.lax.dynamic_index_in_dim(rows, i, keepdims=False), device
         )
         add = lambda i, total: jax.tree.map(lambda s, rows: s + read(rows, i), total, state.window)
-        zero = jax.tree.map(jnp.zeros_like, chosen(params))
+        zero = jax.tree.map(jnp.zeros_like, chosen(trained))
         total = jax.lax.fori_loop(0, state.filled, add, zero)
         n = state.filled.astype(jnp.float32)
-        return {**params, **jax.tree.map(lambda s: s / n.astype(s.dtype), total)}
+        mean = jax.tree.map(lambda s: s / n.astype(s.dtype), total)
+        return mean if parameters == "all" else Variables({**trained.params, **mean}, trained.stats)
 
     return Average(1, init, update, model)
 
 
-def _split(params: Any, wanted: bool) -> Any:
+def _split(model: Variables, wanted: bool) -> dict[str, Any]:
+    params = model.params
     if CLASSIFIER not in params:
         raise errors.UsageError(
             f"the model has no module {CLASSIFIER!r}, only {', '.join(sorted(params))}: name its "
@@ -153,7 +156,7 @@ def _split(params: Any, wanted: bool) -> Any:
 
 
 _PARAMETERS: dict[str, Callable[[Any], Any]] = {
-    "all": lambda params: params,
-    "classifier": lambda params: _split(params, True),
-    "features": lambda params: _split(params, False),
+    "all": lambda model: model,
+    "classifier": lambda model: _split(model, True),
+    "features": lambda model: _split(model, False),
 }

@@ -6,9 +6,10 @@ from typing import Any, NamedTuple
 import jax
 
 from fedjax_flat import errors, experiment
-from fedjax_flat.engine.checkpoint import Checkpoints
 from fedjax_flat.engine.round import TrainState
-from fedjax_flat.engine.run_folder import RunFolder
+from fedjax_flat.models import Variables
+from fedjax_flat.run.checkpoint import Checkpoints
+from fedjax_flat.run.run_folder import RunFolder
 
 
 class TrainedRun(NamedTuple):
@@ -17,9 +18,9 @@ class TrainedRun(NamedTuple):
     folder: RunFolder
     experiment: experiment.Experiment
     state: TrainState
-    models: dict[str, Any]
+    models: dict[str, Variables]
 
-    def model(self, name: str = "global") -> Any:
+    def model(self, name: str = "global") -> Variables:
         """One model, `global` or an averaged one."""
         return errors.lookup(f"model of {self.folder.path}", name, self.models)
 
@@ -40,7 +41,9 @@ class TrainedRun(NamedTuple):
 def load_run(run: str | os.PathLike, data_dir: str | os.PathLike | None = None) -> TrainedRun:
     """Builds the experiment of a run folder and restores its newest checkpoint."""
     folder = RunFolder(run)
-    built = experiment.build(folder.config(), data_dir)
+    config = folder.config()
+    folder.check_imports(config, warn=True)
+    built = experiment.build(config, data_dir)
     restored = None
     if folder.checkpoints.is_dir():
         checkpoints = Checkpoints(folder.checkpoints)

@@ -3,6 +3,7 @@
     config.json        the settings
     environment.json   versions, devices, git revision, and every command that worked here
     partition.npz      who owned which example, with a content hash
+    imports/           users' files that registered what the config names, as they were
     metrics.jsonl      one object per record
     checkpoints/       the whole state at the newest rounds
     figures/           pictures
@@ -20,13 +21,14 @@ import shlex
 import shutil
 import subprocess
 import sys
+import warnings
 
 import jax
 import ml_collections
 
-from fedjax_flat import config as config_lib
-from fedjax_flat import errors
+from fedjax_flat import errors, plugins
 from fedjax_flat.data import Partition
+from fedjax_flat.experiment import config as config_lib
 from fedjax_flat.version import __version__
 
 LIBRARIES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "scikit-learn")
@@ -41,18 +43,48 @@ class RunFolder:
         self.metrics_file = self.path / "metrics.jsonl"
         self.checkpoints = self.path / "checkpoints"
         self.figures = self.path / "figures"
+        self.imports = self.path / "imports"
 
     def config(self) -> ml_collections.ConfigDict:
-        """The settings of the run that is here."""
+        """The settings of the run that is here; imports the files that they need."""
         try:
-            return config_lib.from_json(self.config_file.read_text())
+            text = self.config_file.read_text()
+            for file in json.loads(text).get("imports", ()):
+                self._import(file)
+            return config_lib.from_json(text)
         except FileNotFoundError:
             raise errors.UsageError(
                 f"{self.path} is not a run folder: it has no config.json. `fedjax-flat train "
                 "--config FILE --run FOLDER` makes one."
             ) from None
+        except errors.UsageError:
+            raise
         except (ValueError, KeyError, AttributeError, TypeError) as e:
             raise errors.UsageError(f"{self.config_file} cannot be read: {e}") from e
+
+    def _import(self, file: str) -> None:
+        if not pathlib.Path(file).is_file():
+            raise errors.UsageError(
+                f"{self.path} was trained with {file}, which is missing. Put it back; as it was it "
+                f"is in {self.imports}."
+            )
+        plugins.load(file)
+
+    def check_imports(self, config: ml_collections.ConfigDict, *, warn: bool = False) -> None:
+        """Refuses, or warns of, an imported file that is not the one the run was trained with."""
+        for file, copy in self._copies(config):
+            if copy.exists() and copy.read_bytes() != pathlib.Path(file).read_bytes():
+                text = (
+                    f"{file} has changed since {self.path} was trained with it; as it was it is "
+                    f"{copy}."
+                )
+                if not warn:
+                    raise errors.UsageError(f"{text} Put it back, or train in another folder.")
+                warnings.warn(text, stacklevel=3)
+
+    def _copies(self, config: ml_collections.ConfigDict) -> list[tuple[str, pathlib.Path]]:
+        return [(f, self.imports / f"{i}_{pathlib.Path(f).name}")
+                for i, f in enumerate(config.imports)]
 
     def open(self, config: ml_collections.ConfigDict, partition: Partition) -> None:
         """Makes the folder, or checks that it belongs to this config and these clients."""
@@ -66,8 +98,11 @@ class RunFolder:
     def record(self, config: ml_collections.ConfigDict, partition: Partition) -> None:
         """Writes the settings and the environment of the run that starts now."""
         with self._explained():
+            for file, copy in self._copies(config):
+                copy.parent.mkdir(exist_ok=True)
+                write_atomically(copy, pathlib.Path(file).read_text())
             write_atomically(self.config_file, config_lib.to_json(config))
-            self._record_environment(partition)
+            self._record_environment(config, partition)
 
     @contextlib.contextmanager
     def in_use(self):
@@ -93,6 +128,7 @@ class RunFolder:
             ) from e
 
     def _check_same(self, config: ml_collections.ConfigDict, partition: Partition) -> None:
+        self.check_imports(config)
         changed = config_lib.differences(self.config(), config)
         if changed:
             raise errors.UsageError(
@@ -108,7 +144,9 @@ class RunFolder:
                 "the partition code changed. Choose another folder with --run."
             )
 
-    def _record_environment(self, partition: Partition) -> None:
+    def _record_environment(
+        self, config: ml_collections.ConfigDict, partition: Partition
+    ) -> None:
         path = self.path / "environment.json"
         program = pathlib.Path(sys.argv[0]).name.replace("__main__.py", "python -m fedjax_flat")
         commands = json.loads(path.read_text())["commands"] if path.exists() else []
@@ -128,6 +166,7 @@ class RunFolder:
             "xla_flags": os.environ.get("XLA_FLAGS", ""),
             "git": git_revision(),
             "partition": partition.content_hash,
+            "imports": {file: plugins.digest(pathlib.Path(file)) for file in config.imports},
             "commands": commands,
         }
         write_atomically(path, json.dumps(environment, indent=2) + "\n")

@@ -12,12 +12,12 @@ import ml_collections
 import numpy as np
 import tqdm
 
-from fedjax_flat import debug, errors, experiment
-from fedjax_flat.engine import distributed, flatness, metrics
-from fedjax_flat.engine.checkpoint import Checkpoints, with_keys, without_keys
-from fedjax_flat.engine.interrupt import stop_request
-from fedjax_flat.engine.round import RoundInfo, TrainState, floats_per_client, many_rounds
-from fedjax_flat.engine.run_folder import RunFolder
+from fedjax_flat import debug, errors, experiment, memory
+from fedjax_flat.engine.round import RoundInfo, Traffic, TrainState, many_rounds, traffic
+from fedjax_flat.run import distributed, flatness, metrics
+from fedjax_flat.run.checkpoint import Checkpoints, with_keys, without_keys
+from fedjax_flat.run.interrupt import stop_request
+from fedjax_flat.run.run_folder import RunFolder
 
 logger = logging.getLogger("fedjax_flat")
 DISPATCH_SECONDS = 0.5  # how long a Ctrl-C may wait, beyond the round in flight
@@ -32,7 +32,7 @@ class Result:
     records: list[dict[str, Any]]
     stopped_by: int | None  # the signal that cut the run short
 
-    def accuracy(self, window: int, **selection) -> tuple[float, float, int]:
+    def score(self, window: int, **selection) -> tuple[float, float, int]:
         """(mean, standard deviation, number of rounds) over the last `window` rounds."""
         return metrics.window_mean(self.records, window, **selection)
 
@@ -56,6 +56,9 @@ def train(
             )
         files.begin(start)
         logger.info("cohort: %s (%s)", built.over.name, jax.default_backend())
+        if jax.tree.leaves(state.clients):
+            size = memory.gigabytes(sum(x.nbytes for x in jax.tree.leaves(state.clients)))
+            logger.info("client state: %s in %s memory", size, built.client_state_in)
         stop = stack.enter_context(stop_request())
         if config.debug:
             stack.enter_context(debug.checks())
@@ -138,7 +141,7 @@ class _Loop:
 
     def run(self, state: TrainState, start: int, stop) -> tuple[TrainState, int | None]:
         config = self.config
-        floats = floats_per_client(self.built.algorithm, state, self.built.data)
+        sent = traffic(self.built.algorithm, state, self.built.data)
         done, batch, signal = start, 1, 0
         if done == 0:
             self.evaluate(state, done)
@@ -157,10 +160,10 @@ class _Loop:
             infos = jax.tree.map(lambda x, n=n: np.asarray(x)[:n], jax.device_get(infos))
             seconds = time.perf_counter() - began
             self.check_finite(infos, done)
-            self.record(infos, done, seconds, floats)
+            self.record(infos, done, seconds, sent)
             done += n
             self.bar.update(n)
-            self.bar.set_postfix(loss=f"{infos.loss[-1]:.3f}", refresh=False)
+            self.bar.set_postfix(loss=f"{infos.report['loss'][-1]:.3f}", refresh=False)
             if self.is_evaluated(done):
                 self.evaluate(state, done)
             self.measure_curvature(state, done)
@@ -185,16 +188,21 @@ class _Loop:
         return done % config.eval.every == 0 or done > config.rounds - config.eval.window
 
     def evaluate(self, state: TrainState, done: int) -> None:
-        for model, params in self.built.models(state).items():
-            for split, examples in self.built.splits.items():
-                totals = self.built.evaluate(params, examples)
-                loss, accuracy = jax.device_get(totals.means())
-                self.files.write(
-                    {
-                        "round": done, "split": split, "model": model,
-                        "loss": float(loss), "accuracy": float(accuracy),
-                    }
-                )
+        built = self.built
+        for model, variables in built.models(state).items():
+            for split, examples in built.splits.items():
+                report = self.report(built.task.means(built.evaluate(variables, examples)))
+                self.files.write({"round": done, "split": split, "model": model, **report})
+        if built.evaluate_personal:  # over all clients' examples, each by its own model
+            sums = built.evaluate_personal(state.server, state.clients, built.data)
+            report = self.report(built.task.means(jax.tree.map(lambda x: x.sum(0), sums)))
+            self.files.write({"round": done, "split": "own", "model": "personal", **report})
+
+    def report(self, means: dict[str, Any]) -> dict[str, float]:
+        """Loss and score first, then what else the task reports."""
+        first = ("loss", self.built.task.score)
+        names = [*first, *(name for name in means if name not in first)]
+        return {name: float(means[name]) for name in names}
 
     def measure_curvature(self, state: TrainState, done: int) -> None:
         every = self.config.curvature.every
@@ -202,19 +210,18 @@ class _Loop:
             for found in flatness.records(self.built, state, done):
                 self.files.write(found)
 
-    def record(self, infos: RoundInfo, done: int, seconds: float, floats) -> None:
-        down, up = floats
+    def record(self, infos: RoundInfo, done: int, seconds: float, sent: Traffic) -> None:
         speed = float(infos.examples.sum() / seconds)
-        for i in range(len(infos.loss)):
+        for i in range(len(infos.drift)):
+            clients = int(infos.clients[i])
             self.files.write(
                 {
                     "round": done + i + 1, "split": "cohort", "model": "local",
-                    "loss": float(infos.loss[i]), "accuracy": float(infos.accuracy[i]),
+                    **self.report({name: v[i] for name, v in infos.report.items()}),
                     "drift": float(infos.drift[i]), "norm": float(infos.norm[i]),
-                    "cosine": float(infos.cosine[i]), "clients": int(infos.clients[i]),
-                    "examples": int(infos.examples[i]), "examples_per_s": speed,
-                    "floats_down": int(infos.clients[i]) * down,
-                    "floats_up": int(infos.clients[i]) * up,
+                    "clients": clients, "examples": int(infos.examples[i]),
+                    "examples_per_s": speed, "bytes_down": clients * sent.down // 8,
+                    "bytes_up": clients * sent.up // 8,
                     **{name: float(values[i]) for name, values in infos.metrics.items()},
                 }
             )

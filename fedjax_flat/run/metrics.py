@@ -1,9 +1,10 @@
 """metrics.jsonl: one JSON object per record, and what is read back from it.
 
 Three kinds of record share their names. `split: cohort, model: local` is what clients saw while
-training; `split: test, model: global` (or another split, another model) is an evaluation, with loss
-and accuracy, or a measurement of curvature, with lambda_1. There `model: client 3` is the one with
-which client 3 ends the next round, and `split: own` its own data.
+training; `split: test, model: global` (or another split, another model) is an evaluation, with
+loss, the task's score and what else it reports, or a measurement of curvature, with lambda_1. There
+`model: client 3` is the one with which client 3 ends the next round, `split: own` its own data, and
+`model: personal` all clients' own models, each on its own data.
 """
 
 import json
@@ -13,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_flat.engine.run_folder import write_atomically
+from fedjax_flat.run.run_folder import write_atomically
 
 
 def read(path: str | os.PathLike) -> list[dict[str, Any]]:
@@ -70,8 +71,18 @@ class Writer:
             self._events.close()
 
 
-def curve(records, *, split: str = "test", model: str = "global", name: str = "accuracy"):
-    """(rounds, values) of one quantity."""
+def score_name(records) -> str:
+    """What the task of these records calls its score: it stands right after the loss."""
+    for record in records:
+        if "loss" in record and record["split"] != "cohort":
+            names = list(record)
+            return names[names.index("loss") + 1]
+    return "accuracy"
+
+
+def curve(records, *, split: str = "test", model: str = "global", name: str = ""):
+    """(rounds, values) of one quantity, by default the score."""
+    name = name or score_name(records)
     points = [
         (r["round"], r[name])
         for r in records
@@ -82,12 +93,13 @@ def curve(records, *, split: str = "test", model: str = "global", name: str = "a
 
 
 def evaluated(records) -> list[tuple[str, str]]:
-    """The (model, split) of which there are accuracies, in the order of their first."""
+    """The (model, split) of which there are scores, in the order of their first."""
+    score = score_name(records)
     return list(
         dict.fromkeys(
             (r["model"], r["split"])
             for r in records
-            if r["split"] != "cohort" and "accuracy" in r
+            if r["split"] != "cohort" and score in r
         )
     )
 
@@ -100,16 +112,16 @@ def window_mean(records, window: int, **selection) -> tuple[float, float, int]:
 
 
 def rounds_to(records, target: float, **selection) -> int | None:
-    """The first evaluated round with at least the `target` accuracy; None if there is none."""
+    """The first evaluated round with at least the `target` score; None if there is none."""
     rounds, values = curve(records, **selection)
     reached = rounds[values >= target]
     return int(reached[0]) if len(reached) else None
 
 
-def floats_until(records, last_round: int | None = None) -> int:
-    """Floats sent, down and up, in all rounds or up to `last_round`."""
+def bytes_until(records, last_round: int | None = None) -> int:
+    """Bytes sent, down and up, in all rounds or up to `last_round`."""
     return sum(
-        r["floats_down"] + r["floats_up"]
+        r["bytes_down"] + r["bytes_up"]
         for r in records
         if r["split"] == "cohort" and (last_round is None or r["round"] <= last_round)
     )

@@ -14,21 +14,23 @@ import jax.numpy as jnp
 from fedjax_flat import curvature, errors, experiment
 from fedjax_flat.curvature import DataLoss
 from fedjax_flat.engine.round import TrainState
+from fedjax_flat.models import Variables
 
 
 def records(built: experiment.Experiment, state: TrainState, done: int) -> Iterator[dict[str, Any]]:
     """One per model, then two per client, as `config.curvature` says."""
     settings = built.config.curvature
     measure = lambda loss, params: of_model(loss, params, settings.depth, settings.trace_probes)
-    whole = curvature.of_examples(
-        built.objective, built.data.examples, limit=settings.examples or None
+    whole = lambda model: curvature.of_examples(
+        built.task, built.train_examples, stats=model.stats, limit=settings.examples or None
     )
-    for name, params in built.models(state).items():
-        yield {"round": done, "split": "train", "model": name, **measure(whole, params)}
-    for client, params in client_models(built, state, chosen_clients(built, settings.clients)):
-        own = curvature.of_client(built.objective, built.data, client)
-        for split, loss in (("own", own), ("train", whole)):
-            found = measure(loss, params)
+    for name, model in built.models(state).items():
+        found = measure(whole(model), model.params)
+        yield {"round": done, "split": "train", "model": name, **found}
+    for client, model in client_models(built, state, chosen_clients(built, settings.clients)):
+        own = curvature.of_client(built.task, built.data, client, stats=model.stats)
+        for split, loss in (("own", own), ("train", whole(model))):
+            found = measure(loss, model.params)
             yield {"round": done, "split": split, "model": f"client {client}", **found}
 
 
@@ -53,7 +55,7 @@ def chosen_clients(built: experiment.Experiment, count: int) -> list[int]:
 
 def client_models(
     built: experiment.Experiment, state: TrainState, clients: list[int]
-) -> Iterator[tuple[int, Any]]:
+) -> Iterator[tuple[int, Variables]]:
     """(client, the model with which it would end the next round).
 
     Each client is a cohort of its own, which matters only to methods that exchange twice per round.

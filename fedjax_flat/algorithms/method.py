@@ -1,0 +1,65 @@
+"""What a paper's file says about itself: METHOD, and all that is said about it anywhere.
+
+A file exports `METHOD`, one `Method` or a tuple of them; its docstring has the papers and the
+equations. `algorithms/__init__.py` finds the file; a user's own goes through `ff.register.method`.
+"""
+
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import optax
+
+from fedjax_flat.algorithms.base import Algorithm
+from fedjax_flat.client import Client
+from fedjax_flat.registry import Registry
+from fedjax_flat.settings import Settings
+
+
+class Parts(NamedTuple):
+    """What a method is put together from."""
+
+    client: Client
+    server_optimizer: optax.GradientTransformation
+    learning_rate: Any  # of the clients: a number, or a function of the round
+    rho: Any  # of the clients' ascent: a number, or a function of the round
+    weighting: str
+    settings: Mapping[str, Any]  # the method's own
+    config: Any  # the whole experiment's
+
+
+class Method(NamedTuple):
+    """What a name means."""
+
+    name: str
+    paper: str  # first author and year; the whole reference is in the method's file
+    summary: str
+    make: Callable[[Parts], Algorithm]
+    settings: Settings = MappingProxyType({})
+    group: str = ""  # config.algorithm.GROUP holds the settings; by default its own name
+    gradients: int = 1  # per local step, before SAM or ASAM doubles them
+    optimizer: str = "any"  # on the server: any, one by name, or `own`: none can be chosen
+    client_optimizer: str = "any"  # or `sgd`, where equations count on its steps
+    sharpness: str = "any"  # on clients: any, sam or asam (if none is chosen), `own`, `no steps`
+
+    @property
+    def section(self) -> str:
+        """Where its settings are in config.algorithm."""
+        return self.group or self.name
+
+    @property
+    def equations(self) -> str:
+        """The docstring of its file."""
+        module = sys.modules.get(self.make.__module__)
+        return inspect.cleandoc((module.__doc__ if module else None) or "")
+
+
+METHODS: Registry[Method] = Registry("algorithm")
+
+
+def add_methods(methods: Method | tuple[Method, ...]) -> None:
+    """Registers what a file exports as METHOD."""
+    for method in (methods,) if isinstance(methods, Method) else methods:
+        METHODS.add(method.name, method)

@@ -1,0 +1,57 @@
+"""Any algorithm in which a part of the model stays with each client.
+
+`own` is a predicate on the names of a model's leaves (parts.py). A client keeps those between its
+rounds, starting from the initial model's; it trains the whole model, with its own part merged into
+whatever the server sent; and its upload says that nothing changed there, so that no server step, no
+dual and no momentum ever moves a leaf that is not shared.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+
+from fedjax_flat import errors, parts
+from fedjax_flat.algorithms.base import Algorithm, Exchange
+
+
+class PersonalState(NamedTuple):
+    """The algorithm's own state of a client, and the client's part of the model."""
+
+    inner: Any
+    own: dict[str, jax.Array]
+
+
+def personal(algorithm: Algorithm, own: parts.Part) -> Algorithm:
+    """`algorithm` with the leaves that `own` names kept by each client."""
+
+    def init(variables, num_clients):
+        server, client = algorithm.init(variables, num_clients)
+        kept, every = parts.take(variables, own), parts.take(variables, lambda name: True)
+        if not kept or len(kept) == len(every):
+            what = "everything: nothing is left to share" if kept else "nothing: nothing stays"
+            raise errors.UsageError(
+                f"a personal part that owns {what} with a client. The model has "
+                f"{', '.join(list(every)[:4])}{', ...' if len(every) > 4 else ''}."
+            )
+        return server, PersonalState(client, kept)
+
+    return algorithm._replace(
+        init=init,
+        exchanges=tuple(_kept(part, own) for part in algorithm.exchanges),
+        personal=lambda server, state: parts.put(algorithm.models(server)["global"], state.own),
+    )
+
+
+def _kept(part: Exchange, own: parts.Part) -> Exchange:
+    def local(message, state, data, round, key):
+        reply = part.local(message, state.inner, data.replace(own=state.own), round, key)
+        trained = reply.info.model
+        kept = parts.take(trained, own) if jax.tree.leaves(trained) else state.own
+        return reply._replace(state=PersonalState(reply.state, kept))
+
+    address = part.address
+    return part._replace(
+        local=local,
+        address=address and (lambda common, state, client: address(common, state.inner, client)),
+        own=own,
+    )

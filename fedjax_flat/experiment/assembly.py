@@ -1,0 +1,193 @@
+"""From a config to the pure functions and arrays it describes."""
+
+import dataclasses
+import os
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import ml_collections
+import numpy as np
+
+from fedjax_flat import data as data_lib
+from fedjax_flat import errors, memory, models, plugins, rng, tasks
+from fedjax_flat.algorithms import Algorithm
+from fedjax_flat.data import Dataset, Examples, FederatedData, Partition
+from fedjax_flat.data.partition import hold_out
+from fedjax_flat.engine import client_state, cohort, sampling
+from fedjax_flat.engine.evaluate import evaluator, personal_evaluator
+from fedjax_flat.engine.round import (
+    Averages,
+    RoundStep,
+    TrainState,
+    init_state,
+    local_models,
+    round_step,
+)
+from fedjax_flat.engine.round import models as models_of
+from fedjax_flat.experiment import config as config_lib
+from fedjax_flat.experiment import method
+from fedjax_flat.models import Variables
+from fedjax_flat.tasks import Sums, Task
+
+
+@dataclasses.dataclass(frozen=True)
+class Experiment:
+    """Everything a training loop needs; `data` and `splits` are on the device.
+
+    `partition` is who owns which of the data set's train examples; of those, `data` has what
+    clients train on, without a validation part.
+    """
+
+    config: ml_collections.ConfigDict
+    partition: Partition
+    data: FederatedData
+    splits: dict[str, Examples]  # those that are evaluated
+    train_examples: Examples
+    task: Task
+    algorithm: Algorithm
+    averages: Averages
+    client_state_in: str
+    over: cohort.CohortMap
+    step: RoundStep
+    evaluate: Callable[..., Sums]
+    evaluate_personal: Callable[..., Sums] | None
+    local_models: Callable[..., Any]  # see engine.round.local_models
+
+    def init(self) -> TrainState:
+        """The state before the first round; only the seed decides it."""
+        key = jax.random.key(self.config.seed)
+        variables = jax.jit(self.task.init)(rng.fold(key, "init"))
+        return init_state(
+            self.algorithm, variables, self.data.num_clients, key, self.averages,
+            self.client_state_in, cosine=self.config.eval.cosine,
+        )
+
+    def models(self, state: TrainState) -> dict[str, Variables]:
+        """The trained and the averaged models by name."""
+        return models_of(self.algorithm, state, self.averages)
+
+    def split(self, name: str) -> Examples:
+        """The examples of an evaluated split, or of train."""
+        return errors.lookup("split", name, {**self.splits, "train": self.train_examples})
+
+
+def build(
+    config: ml_collections.ConfigDict, data_dir: str | os.PathLike | None = None
+) -> Experiment:
+    """Validates `config` and builds the experiment it describes."""
+    for file in config.get("imports", ()):
+        plugins.load(file)
+    config_lib.validate(config)
+    dataset = data_lib.load(config.data.name, data_dir)
+    partition = build_partition(config, dataset, data_dir)
+    kept, held_out = partition, None
+    if config.data.validation:
+        kept, held_out = hold_out(
+            partition, config.data.validation, source=config.data.validation_from
+        )
+    sample = errors.lookup("cohort sampling", config.cohort.sampling, sampling.SAMPLERS)(
+        partition.num_clients, config.cohort.size
+    )
+    task = build_task(config, dataset)
+    algorithm = method.build_algorithm(config, task)
+    averages = method.build_averages(config)
+    strategy = "map" if config.debug else config.cohort.strategy  # one client's values at a time
+    over = cohort.cohort_map(strategy, chunk=config.cohort.chunk, devices=config.cohort.devices)
+    batches = over if over.mesh else cohort.cohort_map("map")
+    data = over.replicate(data_lib.federate(dataset.train, kept))
+    splits = build_splits(config, dataset, data, held_out, over)
+    cosine = config.eval.cosine
+    personal = None
+    if algorithm.personal:
+        personal = jax.jit(
+            personal_evaluator(task, algorithm, config.eval.batch_size, batches)
+        )
+    return Experiment(
+        config=config,
+        partition=partition,
+        data=data,
+        splits={name: splits[name] for name in config.eval.splits},
+        train_examples=splits["train"],
+        task=task,
+        algorithm=algorithm,
+        averages=averages,
+        client_state_in=place_client_state(config, task, algorithm, partition.num_clients),
+        over=over,
+        step=round_step(algorithm, sample, over, averages, task=task, cosine=cosine),
+        evaluate=jax.jit(evaluator(task, config.eval.batch_size, batches)),
+        evaluate_personal=personal,
+        local_models=jax.jit(local_models(algorithm, over)),
+    )
+
+
+def build_task(config: ml_collections.ConfigDict, dataset: Dataset) -> Task:
+    """What is learned, by the network that `config.model` names."""
+    name = dataset.task if config.task.name == "auto" else config.task.name
+    found = tasks.TASKS.find(name)
+    options = config_lib.options_of(config, "task", found)
+    if name in ("classification", "segmentation"):
+        data_lib.check_labels(dataset, options.get("ignored"))
+    network = config_lib.options_of(config, "model", models.MODELS.find(config.model.name))
+    model = models.build(
+        config.model.name,
+        num_classes=dataset.num_classes or 1,
+        inputs=dataset.inputs,
+        precision=config.model.precision,
+        frozen_stats=config.model.statistics == "frozen",
+        **network,
+    )
+    stats = jax.eval_shape(model.init, jax.random.key(0)).stats
+    if config.model.statistics != "averaged" and not jax.tree.leaves(stats):
+        raise errors.UsageError(
+            f"config.model.statistics = {config.model.statistics!r} would change nothing: model "
+            f"{config.model.name} has no statistics."
+        )
+    preprocess = data_lib.preprocess(
+        dataset,
+        crop_padding=config.data.crop_padding,
+        flip=config.data.flip,
+        cutout=config.data.cutout,
+        mixup=config.data.mixup,
+    )
+    return found.make(model, preprocess, dataset, **options)
+
+
+def build_splits(
+    config: ml_collections.ConfigDict, dataset: Dataset, data: FederatedData, held_out, over
+) -> dict[str, Examples]:
+    """The examples of every split that is looked at, on the device."""
+    place = lambda examples: over.replicate(data_lib.on_device(examples))
+    of_train = lambda index: jax.tree.map(lambda x: np.asarray(x)[index], dataset.train)
+    make: dict[str, Callable[[], Examples]] = {
+        "train": lambda: data.examples, "test": lambda: place(dataset.test)
+    }
+    if held_out is not None:
+        rest = np.setdiff1d(np.arange(data_lib.count_of(dataset.train)), held_out)
+        make |= {
+            "train": lambda: place(of_train(rest)), "validation": lambda: place(of_train(held_out))
+        }
+    elif "validation" in config.eval.splits:
+        raise errors.UsageError(
+            "split validation: there is none. Hold a share of the train examples out with "
+            "config.data.validation, e.g. 0.1."
+        )
+    return {name: errors.lookup("split", name, make)() for name in {"train", *config.eval.splits}}
+
+
+def place_client_state(config, task: Task, algorithm: Algorithm, clients: int) -> str:
+    """Where the clients' state is kept: what `config.cohort.client_state` says, if it fits."""
+    init = lambda key: algorithm.init(task.init(key), clients)[1]
+    row = jax.eval_shape(init, jax.random.key(0))
+    return client_state.choose(config.cohort.client_state, row, clients, memory.free())
+
+
+def build_partition(
+    config: ml_collections.ConfigDict, dataset: Dataset, data_dir=None
+) -> Partition:
+    """The clients that `config.partition` describes."""
+    found = data_lib.PARTITIONS.find(config.partition.name)
+    options = config_lib.options_of(config, "partition", found)
+    partition = found.make(dataset, data_dir, **options)
+    partition.check(data_lib.count_of(dataset.train))
+    return partition

@@ -1,0 +1,334 @@
+"""What an experiment is: every setting, its default and its range, and whether it has an effect.
+
+A config is a locked `ml_collections.ConfigDict`: an unknown name fails at once and names the
+nearest valid one. Files in `configs/` start from `default_config()` and change what they need.
+
+The settings here are those of every experiment. Those of a method, a model, a partition or a task
+live in its own file; `default_config()` has them all, `used` tells which of them matter to the
+choices of a config. One that was changed and has no effect is refused (`validate`), unless a config
+file that sets one for many cells of a table drops it (`only_used`).
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import ml_collections
+from ml_collections import config_dict
+
+from fedjax_flat import errors
+from fedjax_flat.algorithms import METHODS
+from fedjax_flat.algorithms.base import WEIGHTINGS
+from fedjax_flat.data import PARTITIONS
+from fedjax_flat.experiment import usage
+from fedjax_flat.models import MODELS, STATISTICS
+from fedjax_flat.models.base import PRECISIONS
+from fedjax_flat.registry import Entry
+from fedjax_flat.server import ADAPTIVE
+from fedjax_flat.settings import Setting
+from fedjax_flat.tasks import TASKS
+from fedjax_flat.wire import CODECS
+
+# May differ between two runs of one run folder: they change how long and how closely we look at
+# training, never a bit of it.
+FREE = ("rounds", "rounds_per_dispatch", "eval", "curvature", "checkpoint", "tensorboard", "debug")
+
+_SHARE: dict[str, Any] = {"at_least": 0, "below": 1}
+SETTINGS: dict[str, Setting] = {
+    "seed": Setting(0, at_least=0),
+    "rounds": Setting(100, at_least=1),
+    "rounds_per_dispatch": Setting(50, "at most; fewer when rounds are long", at_least=1),
+    "debug": Setting(False, "without jit, naming client, step and tensor of the first NaN"),
+    "tensorboard": Setting(False, "metrics as TensorBoard events too"),
+    "imports": Setting((), "files that register what this config names; see --import"),
+
+    "data.name": Setting("digits"),
+    "data.crop_padding": Setting(0, "pixels around an image of which a crop is taken", at_least=0),
+    "data.flip": Setting(False, "left to right, half of the time"),
+    "data.cutout": Setting(0, "side of the square in pixels; 0 is none", at_least=0),
+    "data.mixup": Setting(0.0, "alpha of Beta(alpha, alpha); 0 is none", at_least=0),
+    "data.validation": Setting(0.0, "share of the train examples held out", **_SHARE),
+    "data.validation_from": Setting(
+        "clients", "each client's share, or of all", choices=("clients", "server")
+    ),
+    "task.name": Setting("auto", "what is learned; auto is what the data are for"),
+    "partition.name": Setting("dirichlet"),
+    "model.name": Setting("mlp"),
+    "model.precision": Setting(
+        "float32", "bfloat16: sums, parameters and loss stay float32", choices=tuple(PRECISIONS)
+    ),
+    "model.statistics": Setting(
+        "averaged", "BatchNorm's, over clients; or each client's own; or never moved",
+        choices=STATISTICS,
+    ),
+    "algorithm.name": Setting("fedavg", "with +swa or +wima, an averaged model beside it"),
+    "algorithm.weighting": Setting("examples", "of clients in the mean", choices=WEIGHTINGS),
+
+    "client.optimizer": Setting("sgd", "or any of optax"),
+    "client.options": Setting("", "of an optimiser of optax: b1=0.9, eps=1e-6"),
+    "client.learning_rate": Setting(0.1, at_least=0),
+    "client.learning_rate_decay": Setting(1.0, "the round's rate: rate * decay^round", at_least=0),
+    "client.momentum": Setting(0.0, **_SHARE),
+    "client.nesterov": Setting(False),
+    "client.weight_decay": Setting(0.0, at_least=0),
+    "client.clip": Setting(0.0, "largest norm of the gradient; 0 is any", at_least=0),
+    "client.batch_size": Setting(16, at_least=1),
+    "client.epochs": Setting(1, at_least=1),
+    "client.steps": Setting(0, "when positive, local steps instead of epochs", at_least=0),
+    "client.sharpness": Setting("none", choices=("none", "sam", "asam")),
+    "client.rho": Setting(0.1, "radius of the ascent", at_least=0),
+    "client.rho_start": Setting(0.001, "where a warm-up of rho begins", at_least=0),
+    "client.rho_warmup": Setting(0, "its length in rounds; 0 is a constant rho", at_least=0),
+    "client.eta": Setting(0.2, "asam: added to |w|", at_least=0),
+    "client.asam_scale": Setting("kernels", "or biases too", choices=("kernels", "all")),
+
+    "server.optimizer": Setting("sgd", choices=("sgd", *ADAPTIVE)),
+    "server.learning_rate": Setting(1.0, "of sgd", at_least=0),
+    "server.momentum": Setting(0.0, "of sgd", **_SHARE),
+    "server.adaptive.learning_rate": Setting(0.01, "of adam, adagrad, yogi", at_least=0),
+    "server.adaptive.beta1": Setting(0.9, **_SHARE),
+    "server.adaptive.beta2": Setting(0.99, **_SHARE),
+    "server.adaptive.tau": Setting(1e-3, above=0),
+    "server.adaptive.epsilon": Setting(
+        "outside", "tau beside the root or under it", choices=("outside", "inside")
+    ),
+    "server.adaptive.bias_correction": Setting(False),
+    "server.average": Setting(
+        "none", "models beside the trained one", choices=("none", "swa", "wima", "swa+wima")
+    ),
+    "server.swa.start": Setting(0.75, "below 1 a share of all rounds, else a round", at_least=0),
+    "server.swa.cycle": Setting(10, "rounds of a cycle of the client rate", at_least=1),
+    "server.swa.rate_ratio": Setting(0.01, "lowest over highest rate of a cycle", at_least=0),
+    "server.swa.capture": Setting(
+        "lowest", "at which rate a model is averaged", choices=("lowest", "released")
+    ),
+    "server.swa.averaging": Setting(True, "False cycles the rate and averages nothing"),
+    "server.wima.window": Setting(100, "models averaged", at_least=1),
+    "server.wima.parameters": Setting("all", choices=("all", "classifier", "features")),
+
+    "wire.up": Setting("none", "codec of what clients send"),
+    "wire.down": Setting("none", "codec of what clients receive"),
+
+    "cohort.size": Setting(10, at_least=1),
+    "cohort.sampling": Setting("uniform", choices=("uniform", "bernoulli")),
+    "cohort.strategy": Setting("auto", "auto | vmap | map | chunked | sharded"),
+    "cohort.chunk": Setting(8, "clients at once, if chunked", at_least=1),
+    "cohort.devices": Setting(0, "if sharded: how many, 0 for all", at_least=0),
+    "cohort.client_state": Setting("auto", "where it is kept: auto | device | host"),
+
+    "eval.every": Setting(10, at_least=1),
+    "eval.window": Setting(10, "every one of the last rounds; reported is their mean", at_least=1),
+    "eval.splits": Setting(("test",)),
+    "eval.batch_size": Setting(500, at_least=1),
+    "eval.cosine": Setting(False, "the angle between consecutive moves of the global model"),
+
+    "curvature.every": Setting(0, "rounds; 0 is never", at_least=0),
+    "curvature.examples": Setting(0, "the first so many of train; 0 is all", at_least=0),
+    "curvature.depth": Setting(20, "products with the Hessian for lambda_1", at_least=2),
+    "curvature.trace_probes": Setting(0, "products for the trace", at_least=0),
+    "curvature.clients": Setting(0, "local models of so many clients too; -1 is all", at_least=-1),
+
+    "checkpoint.every": Setting(50, at_least=1),
+    "checkpoint.keep": Setting(2, at_least=1),
+}
+# Whose settings stand beside the name that chooses among them.
+BESIDE: dict[str, Mapping[str, Entry]] = {
+    "partition": PARTITIONS, "model": MODELS, "task": TASKS
+}
+
+
+def all_settings() -> dict[str, Setting]:
+    """Every setting there is, of whatever is registered; of one name, the first's default."""
+    found = dict(SETTINGS)
+    for section, table in BESIDE.items():
+        for entry in table.values():
+            for name, setting in entry.settings.items():
+                found.setdefault(f"{section}.{name}", setting)
+    for method in METHODS.values():
+        for name, setting in method.settings.items():
+            found.setdefault(f"algorithm.{method.section}.{name}", setting)
+    return found
+
+
+def default_config() -> ml_collections.ConfigDict:
+    """FedAvg on the embedded digits, and every setting there is.
+
+    Where several models (or partitions, or tasks) have a setting of one name with other defaults,
+    it is None until it is set, which stands for the chosen one's own.
+    """
+    config = ml_collections.ConfigDict()
+    for name, setting in all_settings().items():
+        node, last = _node(config, name)
+        node[last] = setting.default
+    for section, table in BESIDE.items():
+        for name in {n for entry in table.values() for n in entry.settings}:
+            defaults = [e.settings[name].default for e in table.values() if name in e.settings]
+            if any(d != defaults[0] for d in defaults):
+                kinds = {type(d) for d in defaults}
+                kind = kinds.pop() if len(kinds) == 1 else object
+                config[section][name] = config_dict.placeholder(kind)
+    return config.lock()
+
+
+def _node(config: Any, name: str) -> tuple[Any, str]:
+    *path, last = name.split(".")
+    for part in path:
+        if part not in config:
+            config[part] = ml_collections.ConfigDict()
+        config = config[part]
+    return config, last
+
+
+def validate(config: ml_collections.ConfigDict) -> None:
+    """Raises a UsageError for the first setting that cannot work, or has no effect."""
+    flat, reference = flatten(config), flatten(default_config())
+    for name in flat:
+        if name not in reference:
+            raise errors.UsageError(unknown(name))
+    for name in reference:
+        if name not in flat:
+            raise errors.UsageError(
+                f"config lacks {name!r}; start from fedjax_flat.default_config()."
+            )
+    choices = settings_of(config)
+    for name, value in flat.items():
+        if name in choices and value is not None:
+            choices[name].check(f"config.{name}", value)
+    usage.check_combination(config)
+    for codec in (config.wire.up, config.wire.down):
+        errors.lookup("codec", codec, {"none": None, **CODECS})
+    for name, value in flat.items():
+        if value != reference[name]:
+            why = usage.why_unused(name, config, choices)
+            if why:
+                raise errors.UsageError(
+                    f"config.{name} = {value!r} would change nothing: {why}. Leave it out. (A "
+                    "config file that sets it for other cells of a table too can return "
+                    "fedjax_flat.only_used(config).)"
+                )
+
+
+def unknown(name: str) -> str:
+    """Of a setting that does not exist."""
+    settings = all_settings()
+    return f"config has no setting {name!r}." + errors.did_you_mean(name, settings)
+
+
+def settings_of(config: ml_collections.ConfigDict) -> dict[str, Setting]:
+    """The settings that the config's choices have: its method's, model's, partition's, task's."""
+    found = dict(SETTINGS)
+    for section, table in BESIDE.items():
+        name = config[section].name
+        if section == "task" and name == "auto":
+            for entry in table.values():
+                found.update({f"task.{n}": s for n, s in entry.settings.items()})
+            continue
+        chosen = errors.lookup(section, name, table)
+        found.update({f"{section}.{n}": s for n, s in chosen.settings.items()})
+    method = usage.method_of(config)
+    found.update({f"algorithm.{method.section}.{n}": s for n, s in method.settings.items()})
+    return found
+
+
+def options_of(config: ml_collections.ConfigDict, section: str, entry: Entry) -> dict[str, Any]:
+    """The values of a chosen model's (partition's, task's) own settings."""
+    given = {name: config[section][name] for name in entry.settings}
+    return {n: entry.settings[n].default if v is None else v for n, v in given.items()}
+
+
+def used(config: ml_collections.ConfigDict) -> dict[str, Any]:
+    """The settings that have an effect, with their values; flat names."""
+    choices, flat = settings_of(config), flatten(config)
+    names = [n for n in flat if not usage.why_unused(n, config, choices)]
+    return {n: choices[n].default if flat[n] is None else flat[n] for n in names}
+
+
+def only_used(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
+    """A copy with every setting that has no effect back at its default."""
+    return from_flat(used(config))
+
+
+def from_flat(values: Mapping[str, Any]) -> ml_collections.ConfigDict:
+    """The default config with these settings."""
+    config = default_config()
+    settings = all_settings()
+    for name, value in values.items():
+        if name not in settings:
+            raise errors.UsageError(unknown(name))
+        node, last = _node(config, name)
+        node[last] = value
+    return config
+
+
+def flatten(config: Any, prefix: str = "") -> dict[str, Any]:
+    """{'client.momentum': 0.0, ...}."""
+    flat: dict[str, Any] = {}
+    for key, value in config.items():
+        name = f"{prefix}{key}"
+        if hasattr(value, "items"):
+            flat.update(flatten(value, f"{name}."))
+        else:
+            flat[name] = tuple(value) if isinstance(value, list | tuple) else value
+    return flat
+
+
+def to_json(config: ml_collections.ConfigDict) -> str:
+    """What the experiment uses, as readable JSON, in the order of the settings."""
+    nested: dict[str, Any] = {}
+    for name, value in used(config).items():
+        *path, last = name.split(".")
+        node = nested
+        for part in path:
+            node = node.setdefault(part, {})
+        node[last] = value
+    return json.dumps(nested, indent=2) + "\n"
+
+
+def from_json(text: str) -> ml_collections.ConfigDict:
+    """What `to_json` wrote; settings added since then take their defaults."""
+    return from_flat(flatten(json.loads(text)))
+
+
+def arguments(text: str, **defaults: Any) -> ml_collections.ConfigDict:
+    """The options after the colon of `--config FILE:a,swa,alpha=0.5`, as typed as `defaults`.
+
+    A word without `=` switches on the option of that name; any other word is the first option's.
+    """
+    options = ml_collections.ConfigDict(defaults)
+    for word in filter(None, text.split(",")):
+        name, given, value = word.partition("=")
+        if not given and not isinstance(defaults.get(name), bool):
+            name, value = next(iter(defaults)), word
+        if name not in defaults:
+            raise errors.UsageError(
+                f"config file has no option {name!r} (in {text!r}): expected "
+                f"{', '.join(defaults)}." + errors.did_you_mean(name, defaults)
+            )
+        kind = type(defaults[name])
+        try:
+            options[name] = True if kind is bool and not given else _parse(kind, value)
+        except (KeyError, ValueError):
+            raise errors.UsageError(
+                f"config file option {word!r}: expected {kind.__name__}, e.g. {defaults[name]!r}."
+            ) from None
+    return options
+
+
+def _parse(kind: type, value: str) -> Any:
+    return {"true": True, "false": False}[value.lower()] if kind is bool else kind(value)
+
+
+def differences(old: ml_collections.ConfigDict, new: ml_collections.ConfigDict) -> list[str]:
+    """The settings in which two configs would train differently, as `name: old -> new`.
+
+    Imported files are compared by what is in them, by the run folder.
+    """
+    a, b = used(old), used(new)
+    for config, flat in ((old, a), (new, b)):
+        if "swa" in usage.averages(config):  # a fraction of other rounds is another start
+            flat["server.swa.start"] = usage.swa_start(config)
+    return [
+        f"{name}: {a.get(name)!r} -> {b.get(name)!r}"
+        for name in dict.fromkeys((*b, *a))
+        if name.split(".")[0] not in (*FREE, "imports") and a.get(name) != b.get(name)
+    ]

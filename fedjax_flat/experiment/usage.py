@@ -1,0 +1,140 @@
+"""Which settings have an effect on an experiment, and what does not go together.
+
+Both are facts about the whole config, so they stand in one place: `why_unused` says why a setting
+changes nothing, `check_combination` refuses what a method cannot be combined with.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from fedjax_flat import errors
+from fedjax_flat.algorithms import METHODS, Method
+from fedjax_flat.server import ADAPTIVE
+from fedjax_flat.settings import Setting
+
+Config = Any  # ml_collections.ConfigDict, whose attributes are the settings
+
+
+def method_of(config: Config) -> Method:
+    """The method that `algorithm.name` names, `fedasam` of `fedasam+swa`."""
+    return METHODS.find(config.algorithm.name.split("+")[0])
+
+
+def averages(config: Config) -> list[str]:
+    """The models kept beside the trained one: of server.average, and of the algorithm's name."""
+    asked = [*config.algorithm.name.split("+")[1:], *config.server.average.split("+")]
+    for name in asked:
+        errors.lookup("average", name, dict.fromkeys(("none", "swa", "wima")))
+    return [name for name in dict.fromkeys(asked) if name != "none"]
+
+
+def swa_start(config: Config) -> int:
+    """The round, counted from 1, in which SWA starts."""
+    start = config.server.swa.start
+    return max(1, int(start * config.rounds if start < 1 else start))
+
+
+def sharpness_of(config: Config) -> str:
+    """none, sam or asam: the client's setting, or the one that the method is named for."""
+    named = method_of(config).sharpness
+    chosen = config.client.sharpness
+    return named if chosen == "none" and named in ("sam", "asam") else chosen
+
+
+def server_optimizer_of(config: Config) -> str:
+    """The server optimiser's name: the method's, if it is named for one; `own` if it has none."""
+    named = method_of(config).optimizer
+    return named if named in (*ADAPTIVE, "own") else config.server.optimizer
+
+
+def _takes_steps(c: Config) -> bool:
+    return method_of(c).sharpness != "no steps"
+
+
+def _ascends(c: Config) -> bool:
+    return sharpness_of(c) != "none" or method_of(c).sharpness == "own"
+
+
+def _sgd_on_server(c: Config) -> bool:
+    return server_optimizer_of(c) == "sgd"
+
+
+# name or section: (whether it has an effect, why not); all that fit a setting must hold
+_RULES: list[tuple[tuple[str, ...], Callable[[Config], bool], str]] = [
+    (("client.",), _takes_steps, "clients take no local steps under {method}"),
+    (("client.rho", "client.rho_start", "client.rho_warmup"), _ascends,
+     "there is no ascent: client.sharpness is none"),
+    (("client.rho_start",), lambda c: c.client.rho_warmup > 0, "client.rho_warmup is 0"),
+    (("client.eta", "client.asam_scale"), lambda c: sharpness_of(c) == "asam",
+     "it is ASAM's, and client.sharpness is not asam"),
+    (("client.epochs",), lambda c: c.client.steps == 0, "client.steps is the number of steps"),
+    (("client.momentum", "client.nesterov"), lambda c: c.client.optimizer == "sgd",
+     "it is of sgd, and client.optimizer is not"),
+    (("client.nesterov",), lambda c: c.client.momentum > 0, "client.momentum is 0"),
+    (("client.options",), lambda c: c.client.optimizer != "sgd",
+     "sgd has client.momentum and client.nesterov instead"),
+    (("server.optimizer", "server.learning_rate", "server.momentum", "server.adaptive."),
+     lambda c: server_optimizer_of(c) != "own", "the server step is part of {method}"),
+    (("server.learning_rate",), _sgd_on_server,
+     "it is of sgd; {server} has server.adaptive.learning_rate"),
+    (("server.momentum",), _sgd_on_server, "it is of sgd; {server} has server.adaptive.beta1"),
+    (("server.adaptive.",), lambda c: server_optimizer_of(c) in ADAPTIVE,
+     "it is of adam, adagrad and yogi, and the server optimiser is {server}"),
+    (("server.adaptive.beta2",), lambda c: server_optimizer_of(c) != "adagrad",
+     "adagrad has no beta2"),
+    (("server.swa.",), lambda c: "swa" in averages(c), "server.average has no swa"),
+    (("server.swa.rate_ratio",), lambda c: c.server.swa.cycle > 1,
+     "a cycle of one round leaves the rate constant"),
+    (("server.wima.",), lambda c: "wima" in averages(c), "server.average has no wima"),
+    (("cohort.chunk",), lambda c: c.cohort.strategy == "chunked",
+     "cohort.strategy is not chunked"),
+    (("cohort.devices",), lambda c: c.cohort.strategy in ("auto", "sharded"),
+     "cohort.strategy is not sharded"),
+    (("curvature.",), lambda c: c.curvature.every > 0, "curvature.every is 0"),
+    (("data.validation_from",), lambda c: c.data.validation > 0, "data.validation is 0"),
+    (("data.crop_padding", "data.flip", "data.cutout", "data.mixup"), _takes_steps,
+     "{method} takes one gradient of the examples as they are"),
+]
+_ALWAYS = {"client.batch_size", "curvature.every"}
+
+
+def why_unused(name: str, config: Config, choices: Mapping[str, Setting]) -> str | None:
+    """Why this setting has no effect on the experiment; None if it has one."""
+    if name in _ALWAYS:
+        return None
+    method, server = method_of(config), server_optimizer_of(config)
+    if name not in choices:
+        section, _, rest = name.partition(".")
+        if section == "algorithm":
+            whose = [m.name for m in METHODS.values() if m.section == rest.split(".")[0]]
+            return f"it is of {' and '.join(whose)}, and algorithm.name is {config.algorithm.name}"
+        return f"{section} {config[section].name} has no {rest}"
+    for names, holds, why in _RULES:
+        meant = any(name == n or (n.endswith(".") and name.startswith(n)) for n in names)
+        if meant and not holds(config):
+            return why.format(method=method.name, server=server)
+    return None
+
+
+def check_combination(config: Config) -> None:
+    """Refuses what a method cannot be combined with, and says why."""
+    method, client, server = method_of(config), config.client, config.server
+    averages(config)
+
+    def refuse(setting: str, value: Any, why: str) -> None:
+        raise errors.UsageError(f"{setting} = {value} does not go with {method.name}: {why}")
+
+    if method.sharpness == "own" and client.sharpness != "none":
+        refuse("client.sharpness", client.sharpness, "it has an ascent of its own, of radius "
+               "client.rho. Leave client.sharpness at none.")
+    named = {"fedsam": "sam", "fedasam": "asam"}.get(method.name, client.sharpness)
+    if client.sharpness not in ("none", named):
+        refuse("client.sharpness", client.sharpness, f"the name means {named}.")
+    if method.client_optimizer == "sgd" and client.optimizer != "sgd":
+        refuse("client.optimizer", client.optimizer, "its equations count on the steps of SGD.")
+    if method.optimizer in ADAPTIVE and server.optimizer not in ("sgd", method.optimizer):
+        refuse("server.optimizer", server.optimizer, f"the name means {method.optimizer}.")
+    if method.optimizer == "sgd with momentum" and server.optimizer != "sgd":
+        refuse("server.optimizer", server.optimizer, "the name means SGD with momentum.")
+    if method.section == "mime" and client.momentum:
+        refuse("client.momentum", client.momentum, "its momentum is algorithm.mime.momentum.")

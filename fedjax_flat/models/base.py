@@ -1,0 +1,112 @@
+"""A network as two pure functions, and any flax module as one."""
+
+import inspect
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from fedjax_flat import errors
+
+CLASSIFIER = "classifier"  # the name of a model's last module: what it reads are the features
+
+
+class Variables(NamedTuple):
+    """A model: what is learned, and what is measured (BatchNorm's mean and variance)."""
+
+    params: Any
+    stats: Any = ()
+
+
+class Outputs(NamedTuple):
+    """Of a network: `features` are what the classifier read, () where no module has that name.
+
+    `stats` are the statistics after this batch: those before it, unless in training mode.
+    """
+
+    logits: Any
+    features: Any = ()
+    stats: Any = ()
+
+
+class Model(NamedTuple):
+    """`init(key) -> Variables`; `apply(variables, inputs, key=None, mask=None) -> Outputs`.
+
+    A key switches training mode on (dropout, batch statistics); without one the network is
+    evaluated. Rows where `mask` is False are padding and count in no statistic.
+    """
+
+    init: Callable[[jax.Array], Variables]
+    apply: Callable[..., Outputs]
+
+
+PRECISIONS = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
+STATISTICS = ("averaged", "own", "frozen")
+
+
+def from_linen(
+    module: nn.Module, inputs: Any, precision: str = "float32", *, frozen_stats: bool = False
+) -> Model:
+    """Any flax module called as `module(inputs, train=...)`, or with `mask=` as well.
+
+    `inputs` is the shape of one example, or a tree of `jax.ShapeDtypeStruct` with a batch axis.
+    With precision `bfloat16` the inputs, and so the layers of `models.layers`, are bfloat16; sums,
+    parameters, gradients, logits and loss are float32. With `frozen_stats` training does not move
+    the statistics, and `models.layers.BatchNorm` normalises by them.
+    """
+    dtype = errors.lookup("precision", precision, PRECISIONS)
+    takes = _parameters(module)
+    if isinstance(inputs, tuple) and all(isinstance(n, int) for n in inputs):
+        inputs = jax.ShapeDtypeStruct((1, *inputs), jnp.float32)
+
+    def init(key):
+        zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), inputs)
+        made = dict(module.init(key, zeros))
+        params = made.pop("params", {})
+        return Variables(params, made or ())
+
+    def apply(variables, inputs, key=None, mask=None):
+        if dtype == jnp.bfloat16:
+            inputs = jax.tree.map(lambda x: x.astype(dtype), inputs)
+        train, rngs = key is not None, None if key is None else {"dropout": key}
+        stats = variables.stats
+        options = {"mask": mask} if "mask" in takes else {}
+        moves = bool(train and stats and not frozen_stats)
+        read: list[Any] = []
+
+        def watch(call, args, kwargs, context):
+            if context.module.name == CLASSIFIER and context.method_name == "__call__":
+                read.append(args[0])
+            return call(*args, **kwargs)
+
+        with nn.intercept_methods(watch):
+            logits: Any = module.apply(
+                {"params": variables.params, **(stats or {})}, inputs, train=train, rngs=rngs,
+                mutable=list(stats) if moves else False, **options,
+            )
+        if moves:
+            logits, stats = logits[0], dict(logits[1])
+        if dtype == jnp.bfloat16:
+            logits = jax.tree.map(lambda x: x.astype(jnp.float32), logits)
+        return Outputs(logits, read[-1] if read else (), stats)
+
+    return Model(init, apply)
+
+
+def _parameters(module: nn.Module) -> set[str]:
+    parameters = inspect.signature(type(module).__call__).parameters
+    if "train" not in parameters and not any(
+        p.kind is p.VAR_KEYWORD for p in parameters.values()
+    ):
+        raise errors.UsageError(
+            f"{type(module).__name__}.__call__ takes {', '.join(list(parameters)[1:])}, but no "
+            "train=: expected __call__(self, x, *, train=False), True while a client trains."
+        )
+    return set(parameters)
+
+
+def num_parameters(params: Any) -> int:
+    """How many floats a model is."""
+    return sum(x.size for x in jax.tree.leaves(params))

@@ -1,0 +1,1 @@
+"""Training in a folder: the loop, what it writes, and what is read back."""

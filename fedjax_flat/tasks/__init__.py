@@ -1,0 +1,21 @@
+"""What is learned."""
+
+from fedjax_flat.registry import Entry, Registry, entry
+from fedjax_flat.settings import Setting
+from fedjax_flat.tasks.base import Sums, Task, count, masked_sum
+from fedjax_flat.tasks.classification import classification, cross_entropy
+from fedjax_flat.tasks.regression import regression
+from fedjax_flat.tasks.segmentation import segmentation
+
+# make(model, preprocess, dataset, **settings) -> Task
+TASKS: Registry[Entry] = Registry("task")
+TASKS.add("classification", entry(classification))
+TASKS.add("regression", entry(regression))
+TASKS.add("segmentation", entry(segmentation, {
+    "ignored": Setting(255, "the label of pixels that count nowhere"),
+}))
+
+__all__ = [
+    "TASKS", "Sums", "Task", "classification", "count", "cross_entropy", "masked_sum", "regression",
+    "segmentation",
+]

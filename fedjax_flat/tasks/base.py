@@ -1,0 +1,69 @@
+"""What is learned: a task is pure functions from examples to losses, and from sums to a report.
+
+Everything about a batch is sums over units, divided once: a unit is what a loss counts, an image, a
+pixel, a token. Sums of several batches, clients or devices add up.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_flat import errors
+from fedjax_flat.data import Batch
+from fedjax_flat.models import Outputs, Variables
+
+Sums = dict[str, Any]
+
+
+class Task(NamedTuple):
+    """One kind of problem, with its network.
+
+    `prepare` turns stored examples into network inputs, augmented with a key, only normalised
+    without one. A key in `forward` switches training mode on. `score` names the entry of the report
+    by which runs are compared: larger is better.
+    """
+
+    init: Callable[[jax.Array], Variables]
+    prepare: Callable[[Batch, jax.Array | None], Batch]
+    forward: Callable[[Variables, Batch, jax.Array | None], Outputs]
+    losses: Callable[[Outputs, Batch], tuple[jax.Array, jax.Array]]  # per unit, and which are real
+    sums: Callable[[Outputs, Batch], Sums]
+    report: Callable[[Sums], dict[str, jax.Array]]
+    score: str
+
+    def measure(self, outputs: Outputs, batch: Batch) -> Sums:
+        """Sums over a batch: loss, units, examples, and the task's own."""
+        losses, mask = self.losses(outputs, batch)
+        if losses.shape != mask.shape:
+            raise errors.UsageError(
+                f"the task's losses have shape {losses.shape}, its mask {mask.shape}: expected one "
+                "loss per unit, and for each unit whether it is real."
+            )
+        return {
+            "loss": masked_sum(losses, mask),
+            "units": count(mask),
+            "examples": count(batch.mask),
+            **self.sums(outputs, batch),
+        }
+
+    def means(self, sums: Sums) -> dict[str, jax.Array]:
+        """Loss per unit and the task's report; zero when there was no unit."""
+        units = jnp.maximum(sums["units"], 1).astype(sums["loss"].dtype)
+        return {"loss": sums["loss"] / units, **self.report(sums)}
+
+    def evaluate(self, variables: Variables, stored: Batch) -> Sums:
+        """Sums over stored examples, in evaluation mode."""
+        batch = self.prepare(stored, None)
+        return self.measure(self.forward(variables, batch, None), batch)
+
+
+def masked_sum(values: jax.Array, mask: jax.Array) -> jax.Array:
+    """The sum over real units: a choice, not a product, so that padding leaks no NaN."""
+    return jnp.sum(jnp.where(mask, values, jnp.zeros((), values.dtype)))
+
+
+def count(mask: jax.Array) -> jax.Array:
+    """How many are real."""
+    return jnp.sum(mask.astype(jnp.float32))
