@@ -2,10 +2,12 @@
 
 The oracle of the convolution is a sum over kernel taps, made of slices and matrix products only: an
 autodiff of `lax.conv_general_dilated` would share XLA's code, and XLA 0.10.2 aborts on some of its
-second derivatives. Values are compared with `lax.conv_general_dilated` as well.
+second derivatives. Values are compared with `lax.conv_general_dilated` as well. What is promised of
+results holds for the primitives and for the plain `lax` operations behind FEDJAX_FLAT_OPS.
 """
 
 import importlib
+import sys
 
 import flax.linen as nn
 import hypothesis
@@ -16,8 +18,23 @@ import pytest
 from hypothesis import strategies as st
 from jax import lax
 
-from fedjax_flat import ops
+import fedjax_flat
+from fedjax_flat import errors, ops
 from fedjax_flat.models import layers
+
+
+def import_ops(switch):
+    """A second `fedjax_flat.ops`, imported with this value of the switch, beside the first."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FEDJAX_FLAT_OPS", switch)
+        patch.setattr(fedjax_flat, "ops", ops)  # an import sets it
+        for name in [n for n in sys.modules if n.startswith("fedjax_flat.ops")]:
+            patch.delitem(sys.modules, name)
+        return importlib.import_module("fedjax_flat.ops")
+
+
+LAX = import_ops("lax")
+both = pytest.mark.parametrize("ops", [ops, LAX], ids=["primitives", "lax"])
 
 
 def explicit(padding, image, kernel, strides, dilation):
@@ -76,20 +93,21 @@ def everything(conv, x, w, u, v):
     }
 
 
+@both
 @hypothesis.settings(max_examples=2, deadline=None, derandomize=True)
 @hypothesis.given(cases())
-def test_conv_in_every_mode(case):
-    check_every_mode(case)
+def test_conv_in_every_mode(ops, case):
+    check_every_mode(ops, case)
 
 
 @pytest.mark.slow
 @hypothesis.settings(max_examples=80, deadline=None, derandomize=True)
 @hypothesis.given(cases())
 def test_conv_in_every_mode_for_many_shapes(case):
-    check_every_mode(case)
+    check_every_mode(ops, case)
 
 
-def check_every_mode(case):
+def check_every_mode(ops, case):
     (x_shape, w_shape), options = case
     with jax.enable_x64(True):
         keys = jax.random.split(jax.random.key(0), 4)
@@ -132,7 +150,8 @@ def test_the_lowering_for_accelerators_is_the_same_function(strides, padding, di
     close(module._xla_filter_grad(x, g, geometry), module._cpu_filter_grad(x, g, geometry))
 
 
-def test_padding_wider_than_the_filter():
+@both
+def test_padding_wider_than_the_filter(ops):
     """XLA:CPU's own gradient of this convolution is wrong in jaxlib 0.10.2."""
     x = jax.random.normal(jax.random.key(0), (2, 7, 6, 4))
     w = jax.random.normal(jax.random.key(1), (3, 2, 4, 6))
@@ -150,7 +169,8 @@ def test_depthwise():
     )
 
 
-def test_bfloat16_accumulates_in_float32():
+@both
+def test_bfloat16_accumulates_in_float32(ops):
     """1,000 ones plus a small number: bfloat16 sums would stop at 256."""
     x = jnp.ones((1, 1, 1, 1000), jnp.bfloat16)
     w = jnp.ones((1, 1, 1000, 1), jnp.bfloat16)
@@ -169,8 +189,9 @@ def test_no_grouped_convolution_on_cpu_when_both_are_batched():
     assert "batch_group_count" not in text
 
 
+@both
 @pytest.mark.parametrize("shape", [(2, 6, 6, 3), (2, 7, 5, 3)])
-def test_max_pool_agrees_with_reduce_window(shape):
+def test_max_pool_agrees_with_reduce_window(ops, shape):
     x = jax.random.normal(jax.random.key(0), shape)
     t = jax.random.normal(jax.random.key(1), shape)
     window = lambda x: lax.reduce_window(
@@ -185,7 +206,8 @@ def test_max_pool_agrees_with_reduce_window(shape):
     np.testing.assert_allclose(product, at_maximum, rtol=1e-5, atol=1e-6)
 
 
-def test_second_derivatives_of_max_pool_in_batches_and_in_reverse():
+@both
+def test_second_derivatives_of_max_pool_in_batches_and_in_reverse(ops):
     x, y, t = (jax.random.normal(jax.random.key(i), (2, 7, 5, 3)) for i in range(3))
     grad = jax.grad(lambda x: jnp.sum(jnp.sin(ops.max_pool(x))))
     product = lambda x, t: jax.jvp(grad, (x,), (t,))[1]
@@ -196,7 +218,16 @@ def test_second_derivatives_of_max_pool_in_batches_and_in_reverse():
     close(reverse(x), pair[0], rtol=1e-6)
 
 
-def test_the_first_of_equal_maxima_takes_the_gradient():
+@both
+def test_a_result_that_nobody_differentiates(ops):
+    second = jax.custom_vjp(lambda pooled, x: x)
+    second.defvjp(lambda pooled, x: (x, None), lambda _, ct: (None, ct))
+    grad = jax.grad(lambda x: jnp.sum(second(ops.max_pool(x), x)))
+    np.testing.assert_array_equal(grad(jnp.zeros((1, 2, 2, 1))).ravel(), [1, 1, 1, 1])
+
+
+@both
+def test_the_first_of_equal_maxima_takes_the_gradient(ops):
     x = jnp.zeros((1, 2, 2, 1))
     grad = jax.grad(lambda x: jnp.sum(ops.max_pool(x)))(x)
     np.testing.assert_array_equal(grad.ravel(), [1, 0, 0, 0])
@@ -216,7 +247,8 @@ def test_pooled_convolution_commutes_with_its_bias(window):
     np.testing.assert_array_equal(layer.apply({"params": params}, x), ops.max_pool(before, window))
 
 
-def test_bias_in_every_mode():
+@both
+def test_bias_in_every_mode(ops):
     key = iter(jax.random.split(jax.random.key(0), 4))
     draw = lambda *shape: jax.random.normal(next(key), shape)
     x, b, u, v = draw(3, 2, 4, 5, 6), draw(3, 6), draw(3, 2, 4, 5, 6), draw(3, 6)
@@ -246,7 +278,8 @@ def test_bias_in_every_mode():
     )
 
 
-def test_gradient_of_a_bias_sums_bfloat16_in_float32():
+@both
+def test_gradient_of_a_bias_sums_bfloat16_in_float32(ops):
     x = jnp.full((2, 40, 40, 1), 1.0, jnp.bfloat16)
     total = lambda b: jnp.sum(ops.add_bias(x, b)[:1].astype(jnp.float32))
     gradient = jax.grad(total)(jnp.zeros((1,), jnp.bfloat16))
@@ -268,11 +301,12 @@ def test_layers_share_names_and_shapes_with_flax():
     np.testing.assert_allclose(ours, plain, rtol=1e-5, atol=1e-6)
 
 
+@both
 @pytest.mark.parametrize(
     "options",
     [{}, {"strides": 2, "padding": "VALID", "kernel_dilation": 2}, {"feature_group_count": 4}],
 )
-def test_plain_flax_convolution_with_our_operation(options):
+def test_plain_flax_convolution_with_our_operation(ops, options):
     x = jax.random.normal(jax.random.key(0), (2, 9, 9, 4))
     ours = nn.Conv(8, (3, 3), conv_general_dilated=ops.conv_general_dilated, **options)
     plain = nn.Conv(8, (3, 3), **options)
@@ -284,7 +318,56 @@ def test_plain_flax_convolution_with_our_operation(options):
         np.testing.assert_allclose(
             ours.apply(params, x), plain.apply(params, x), rtol=1e-5, atol=1e-5
         )
-        assert "conv_output" in str(jax.make_jaxpr(ours.apply)(params, x))
+        assert ("conv_output" in str(jax.make_jaxpr(ours.apply)(params, x))) == (ops is not LAX)
+
+
+def no_module(patch):
+    patch.delattr(jax.interpreters, "mlir")
+    patch.setitem(sys.modules, "jax.interpreters.mlir", None)
+
+
+def no_function(patch):
+    patch.delattr("jax.interpreters.ad.is_undefined_primal")  # missed only by a derivative
+
+
+def other_arguments(patch):
+    patch.setattr("jax.interpreters.mlir.register_lowering", lambda primitive, rule: None)
+
+
+@pytest.mark.parametrize(
+    ("change", "missing"),
+    [
+        (no_module, "import of jax.interpreters.mlir halted"),
+        (no_function, "no attribute 'is_undefined_primal'"),
+        (other_arguments, "unexpected keyword argument 'platform'"),
+    ],
+)
+def test_without_the_internals_of_jax_one_warning_and_the_same_numbers(change, missing):
+    message = f"{missing}.* Plain lax operations are used instead: the results are the same"
+    with pytest.MonkeyPatch.context() as patch:
+        change(patch)
+        with pytest.warns(UserWarning, match=message) as caught:
+            plain = import_ops("primitives")
+    assert len(caught) == 1
+    x = jax.random.normal(jax.random.key(0), (2, 6, 6, 2))
+    w = jax.random.normal(jax.random.key(1), (3, 3, 2, 4))
+
+    def product(ops):
+        layer = lambda x, w: ops.max_pool(ops.add_bias(ops.conv(x, w), w[0, 0, 0]))
+        loss = lambda x, w: jnp.sum(jnp.sin(layer(x, w)))
+        return jax.jit(lambda x, w: jax.jvp(jax.grad(loss, (0, 1)), (x, w), (x, w)))
+
+    assert "conv_output" not in str(jax.make_jaxpr(product(plain))(x, w))
+    jax.tree.map(
+        lambda ours, theirs: np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5),
+        product(plain)(x, w), product(ops)(x, w),
+    )
+
+
+def test_wrong_switch():
+    message = "unknown FEDJAX_FLAT_OPS 'primitive': .* Did you mean 'primitives'"
+    with pytest.raises(errors.UsageError, match=message):
+        import_ops("primitive")
 
 
 def test_flax_layouts_that_are_not_ours():

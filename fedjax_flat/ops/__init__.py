@@ -1,4 +1,7 @@
-"""Operations that stay fast inside compiled loops and under jvp(grad)."""
+"""Operations that stay fast inside compiled loops and under jvp(grad).
+
+FEDJAX_FLAT_OPS=lax in the environment makes them plain `lax` operations (see `primitive.py`).
+"""
 
 from fedjax_flat.ops.bias import add_bias
 from fedjax_flat.ops.conv import accumulator, conv, conv_general_dilated

@@ -11,10 +11,9 @@ they lower to XLA's own broadcast and sum.
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.interpreters import ad
 
 from fedjax_flat.ops.conv import accumulator
-from fedjax_flat.ops.primitive import primitive
+from fedjax_flat.ops.primitive import Operation, primitive
 
 
 def add_bias(x: jax.Array, bias: jax.Array) -> jax.Array:
@@ -26,7 +25,9 @@ def add_bias(x: jax.Array, bias: jax.Array) -> jax.Array:
 
 def _spread(values, image):
     n, channels = values.shape
-    return lax.broadcast_in_dim(values, (n, *image, channels), (0, 3))
+    # In the type of sums, because without primitives JAX makes the sum from this.
+    values, dtype = values.astype(accumulator(values)), values.dtype
+    return lax.broadcast_in_dim(values, (n, *image, channels), (0, 3)).astype(dtype)
 
 
 def _xla_total(x):
@@ -39,7 +40,7 @@ def _cpu_total(x):
     return lax.dot_general(ones, x, image, preferred_element_type=accumulator(x)).astype(x.dtype)
 
 
-_spread_p = primitive("spread", _spread)
-_total_p = primitive("total", _xla_total, _cpu_total)
-ad.deflinear2(_spread_p, lambda ct, values, image: [_total_p.bind(ct)])
-ad.deflinear2(_total_p, lambda ct, x: [_spread_p.bind(ct, image=x.aval.shape[1:3])])
+_spread_p: Operation = primitive("spread", _spread, [lambda ct, values, image: _total_p.bind(ct)])
+_total_p: Operation = primitive(
+    "total", _xla_total, [lambda ct, x: _spread_p.bind(ct, image=x.aval.shape[1:3])], cpu=_cpu_total
+)

@@ -28,9 +28,8 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.interpreters import ad
 
-from fedjax_flat.ops.primitive import primitive
+from fedjax_flat.ops.primitive import Operation, primitive
 
 Pair = tuple[int, int]
 LAYOUT = ("NHWC", "HWIO", "NHWC")
@@ -146,11 +145,16 @@ def _explicit_padding(padding, image, kernel, strides, dilation):
 
 
 def _xla_output(x, w, geometry: Geometry):
+    padding = geometry.padding
+    reach = [d * (k - 1) for d, k in zip(geometry.dilation, geometry.kernel, strict=True)]
+    if any(max(p) > r for p, r in zip(padding, reach, strict=True)):
+        # XLA:CPU's own gradient for windows of nothing but padding is wrong in jaxlib 0.10.2.
+        x, padding = jnp.pad(x, ((0, 0), *padding, (0, 0))), ((0, 0), (0, 0))
     return lax.conv_general_dilated(
         x,
         w,
         geometry.strides,
-        geometry.padding,
+        padding,
         rhs_dilation=geometry.dilation,
         dimension_numbers=LAYOUT,
         feature_group_count=geometry.groups,
@@ -283,7 +287,7 @@ _JOIN = {
 }
 
 
-def _map(name, xla, cpu=None):
+def _map(name, transposes, xla, cpu=None):
     """One of the three maps as a primitive."""
 
     def batch(p, args, dims, *, geometry):
@@ -304,7 +308,7 @@ def _map(name, xla, cpu=None):
         out = bind(*((joined, b) if which == 0 else (a, joined)))
         return out.reshape(*out.shape[:axis_out], size, -1, *out.shape[axis_out + 1 :]), axis_out
 
-    return primitive(f"conv_{name}", xla, cpu, batch)
+    return primitive(f"conv_{name}", xla, transposes, cpu=cpu, batch=batch)
 
 
 def _join(x, axis, target):
@@ -313,21 +317,29 @@ def _join(x, axis, target):
     return lax.collapse(x, target, target + 2)
 
 
-_output_p = _map("output", _xla_output)
-_input_grad_p = _map("input_grad", _xla_input_grad, _cpu_input_grad)
-_filter_grad_p = _map("filter_grad", _xla_filter_grad, _cpu_filter_grad)
-ad.defbilinear(
-    _output_p,
-    lambda ct, x, w, geometry: _input_grad_p.bind(ct, w, geometry=geometry),
-    lambda ct, x, w, geometry: _filter_grad_p.bind(x, ct, geometry=geometry),
+_output_p: Operation = _map(
+    "output",
+    [
+        lambda ct, x, w, geometry: _input_grad_p.bind(ct, w, geometry=geometry),
+        lambda ct, x, w, geometry: _filter_grad_p.bind(x, ct, geometry=geometry),
+    ],
+    _xla_output,
 )
-ad.defbilinear(
-    _input_grad_p,
-    lambda ct, g, w, geometry: _output_p.bind(ct, w, geometry=geometry),
-    lambda ct, g, w, geometry: _filter_grad_p.bind(ct, g, geometry=geometry),
+_input_grad_p: Operation = _map(
+    "input_grad",
+    [
+        lambda ct, g, w, geometry: _output_p.bind(ct, w, geometry=geometry),
+        lambda ct, g, w, geometry: _filter_grad_p.bind(ct, g, geometry=geometry),
+    ],
+    _xla_input_grad,
+    _cpu_input_grad,
 )
-ad.defbilinear(
-    _filter_grad_p,
-    lambda ct, x, g, geometry: _input_grad_p.bind(g, ct, geometry=geometry),
-    lambda ct, x, g, geometry: _output_p.bind(x, ct, geometry=geometry),
+_filter_grad_p: Operation = _map(
+    "filter_grad",
+    [
+        lambda ct, x, g, geometry: _input_grad_p.bind(g, ct, geometry=geometry),
+        lambda ct, x, g, geometry: _output_p.bind(x, ct, geometry=geometry),
+    ],
+    _xla_filter_grad,
+    _cpu_filter_grad,
 )

@@ -16,9 +16,8 @@ import itertools
 
 import jax
 import jax.numpy as jnp
-from jax.interpreters import ad
 
-from fedjax_flat.ops.primitive import primitive
+from fedjax_flat.ops.primitive import Operation, primitive
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
@@ -88,13 +87,14 @@ def _blocks(x, window):
     )
 
 
-_pick_p = primitive("pick", _pick)
-_put_p = primitive("put", _put)
-ad.defjvp(_pick_p, lambda t, x, place, **static: _pick_p.bind(t, place, **static), None)
-ad.defjvp(_put_p, lambda t, values, place, **static: _put_p.bind(t, place, **static), None)
-ad.primitive_transposes[_pick_p] = lambda ct, x, place, window: (
-    _put_p.bind(ct, place, window=window, image=x.aval.shape[1:3]), None
-)
-ad.primitive_transposes[_put_p] = lambda ct, values, place, window, image: (
-    _pick_p.bind(ct, place, window=window), None
-)
+def _pick_transpose(ct, x, place, window):
+    return _put_p.bind(ct, place, window=window, image=x.aval.shape[1:3])
+
+
+def _put_transpose(ct, values, place, window, image):
+    del values, image
+    return _pick_p.bind(ct, place, window=window)
+
+
+_pick_p: Operation = primitive("pick", _pick, [_pick_transpose, None])
+_put_p: Operation = primitive("put", _put, [_put_transpose, None])
