@@ -31,8 +31,8 @@ def test_rounds_and_floats_to_a_target():
     assert metrics.rounds_to(found, 0.45) == 2
     assert metrics.rounds_to(found, 0.6) == 4
     assert metrics.rounds_to(found, 0.61) is None
-    assert metrics.floats_until(found, 2) == 60
-    assert metrics.floats_until(found) == 120
+    assert metrics.bytes_until(found, 2) == 60
+    assert metrics.bytes_until(found) == 120
 
 
 def test_table_of_runs(tmp_path, capsys):

@@ -344,3 +344,81 @@ def test_more_eigenvalues_than_parameters(top):
     for method in (curvature.lanczos, curvature.power_iteration):
         with pytest.raises(ff.UsageError, match=f"{top} eigenvalues of a Hessian of 10"):
             method(operator, top, key=KEY)
+
+
+class TestAnyLoss:
+    """What JAX users have: a scalar loss of (params, batch), any arrays or iterable of batches."""
+
+    X = np.random.default_rng(0).normal(size=(23, 3)).astype(np.float32)
+    Y = (X @ np.array([1.0, -2.0, 0.5])).astype(np.float32)
+    DENSE = X.T @ X / 23
+
+    @staticmethod
+    def loss(w, batch):
+        x, y = batch
+        return 0.5 * jnp.mean(jnp.square(x @ w - y))
+
+    def rows(self, found, w):
+        operator = curvature.flat_hessian(found, w)
+        return np.stack([operator.product(e) for e in jnp.eye(operator.size)])
+
+    @pytest.mark.parametrize("kind", ["arrays", "dict", "list", "generator", "one batch"])
+    def test_data_of_every_kind(self, kind):
+        """23 examples in batches of 5, 10 and 8, or in one, are the same loss."""
+        cuts = [(0, 5), (5, 15), (15, 23)]
+        batches = [(self.X[a:b], self.Y[a:b]) for a, b in cuts]
+        loss = self.loss
+        if kind == "dict":
+            loss = lambda w, batch: self.loss(w, (batch["x"], batch["y"]))
+        data = {
+            "arrays": (self.X, self.Y), "dict": {"x": self.X, "y": self.Y}, "list": batches,
+            "generator": (b for b in batches), "one batch": [(self.X, self.Y)],
+        }[kind]
+        found = curvature.data_loss(loss, data, batch_size=7)
+        w = jnp.array([0.3, 0.1, -0.2])
+        assert found.examples == 23
+        np.testing.assert_allclose(self.rows(found, w), self.DENSE, rtol=1e-4, atol=1e-6)
+        residual = self.X @ np.asarray(w) - self.Y
+        assert float(found.value(w)) == pytest.approx(0.5 * np.mean(residual**2), rel=1e-5)
+        np.testing.assert_allclose(found.gradient(w), self.X.T @ residual / 23, rtol=1e-4)
+
+    def test_flax_nnx(self):
+        from flax import nnx
+
+        model = nnx.Linear(3, 1, use_bias=False, rngs=nnx.Rngs(0))
+        squared = lambda model, batch: 0.5 * jnp.mean(jnp.square(model(batch[0])[:, 0] - batch[1]))
+        loss, params = curvature.from_nnx(squared, model)
+        found = curvature.data_loss(loss, (self.X, self.Y))
+        np.testing.assert_allclose(self.rows(found, params), self.DENSE, rtol=1e-4, atol=1e-6)
+        top = curvature.lanczos(curvature.flat_hessian(found, params), 1, key=KEY, depth=3)
+        assert top.values[0] == pytest.approx(np.linalg.eigvalsh(self.DENSE)[-1], rel=1e-4)
+
+    def test_flax_linen_and_a_landscape(self):
+        import flax.linen as nn
+
+        module = nn.Dense(1)
+        params = module.init(KEY, self.X)
+
+        def loss(params, batch):
+            with jax.numpy_rank_promotion("allow"):
+                return jnp.mean(jnp.square(module.apply(params, batch[0])[:, 0] - batch[1]))
+
+        found = curvature.data_loss(loss, (self.X, self.Y), batch_size=10)
+        direction = ff.landscape.filter_normalised(KEY, params)
+        line = ff.landscape.line(
+            found, params, jax.tree.map(jnp.add, params, direction), points=3
+        )
+        assert line.loss[0] == pytest.approx(float(loss(params, (self.X, self.Y))), rel=1e-5)
+        assert np.isnan(line.error).all(), "a loss has no score"
+
+    @pytest.mark.parametrize(
+        ("loss", "data", "message"),
+        [
+            (lambda w, b: w * b, np.ones((4, 3)), r"shape \(4, 3\): expected a number"),
+            (lambda w, b: 0.0, [], "the data are empty"),
+            (lambda w, b: 0.0, (np.ones(3), np.ones(4)), r"arrays of \[3, 4\] examples"),
+        ],
+    )
+    def test_wrong_inputs(self, loss, data, message):
+        with pytest.raises(ff.UsageError, match=message):
+            curvature.data_loss(loss, data).value(jnp.ones((1, 3)))

@@ -91,7 +91,7 @@ def conflicts(deltas: Any, when: str) -> dict[str, jax.Array]:
 
 
 METHOD = Method(
-    "fedgh", "Zhang 2023", "conflicting updates projected off each other",
+    "fedgh", "Zhang 2023", "conflicts projected off each other",
     lambda p: fedgh(p.client, p.server_optimizer, weighting=p.weighting, **p.settings),
     settings={"scope": Setting("model", "what is projected", choices=("model", "layer"))},
 )

@@ -145,11 +145,11 @@ _SETTINGS = {
 }
 METHOD = (
     Method(
-        "fedgloss", "Caldarola 2025", "SAM on the server, ascent from the last round",
+        "fedgloss", "Caldarola 2025", "SAM on the server, the last ascent",
         lambda p: _make(p, naive=False), _SETTINGS, optimizer="own",
     ),
     Method(
-        "naivefedgloss", "Caldarola 2025", "SAM on the server, ascent by an exchange",
+        "naivefedgloss", "Caldarola 2025", "SAM on the server, an ascent exchanged",
         lambda p: _make(p, naive=True), _SETTINGS, "fedgloss", optimizer="own",
     ),
 )

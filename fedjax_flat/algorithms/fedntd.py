@@ -73,7 +73,7 @@ def not_true_divergence(
 
 
 METHOD = Method(
-    "fedntd", "Lee 2022", "the received model teaches what is not true",
+    "fedntd", "Lee 2022", "the anchor teaches what is not true",
     lambda p: fedntd(p.client, p.server_optimizer, weighting=p.weighting, **p.settings),
     settings={
         "beta": Setting(1.0, "weight of the distillation", at_least=0),

@@ -49,6 +49,6 @@ def fedsgd(
 
 
 METHOD = Method(
-    "fedsgd", "McMahan 2017", "one full gradient per client, one server step",
+    "fedsgd", "McMahan 2017", "one full gradient per client",
     lambda p: fedsgd(p.client, p.server_optimizer, weighting=p.weighting), sharpness="no steps",
 )

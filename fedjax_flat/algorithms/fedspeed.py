@@ -87,7 +87,7 @@ def quasi_gradient(
 
 
 METHOD = Method(
-    "fedspeed", "Sun 2023", "prox-correction, a gradient that looks ahead",
+    "fedspeed", "Sun 2023", "prox-correction, looks ahead",
     lambda p: fedspeed(p.client, rho=p.rho, weighting=p.weighting, **p.settings),
     settings={
         "alpha": Setting(0.95, "weight of the gradient that looks ahead", at_least=0, at_most=1),

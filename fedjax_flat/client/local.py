@@ -35,7 +35,7 @@ class LocalInfo(NamedTuple):
 
 
 class LocalResult(NamedTuple):
-    """Where local training ended; a client's own part of the model is the anchor's here."""
+    """Where local training ended; in the client's own part, what it received."""
 
     variables: Variables
     info: LocalInfo
@@ -109,7 +109,7 @@ def local_training(
         else:
             end = _in_sequence(visit, chain, start, data, key)
         info = LocalInfo(end.sums, end.drift, end.steps, end.variables)
-        shared = parts.put(end.variables, parts.take(anchor, lambda name: name in data.own))
+        shared = parts.put(end.variables, parts.take(variables, lambda name: name in data.own))
         return LocalResult(shared, info, end.states[0])
 
     def steps_of(data):

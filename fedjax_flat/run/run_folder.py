@@ -14,6 +14,7 @@ import datetime
 import fcntl
 import importlib.metadata
 import json
+import logging
 import os
 import pathlib
 import platform
@@ -31,6 +32,7 @@ from fedjax_flat.data import Partition
 from fedjax_flat.experiment import config as config_lib
 from fedjax_flat.version import __version__
 
+logger = logging.getLogger("fedjax_flat")
 LIBRARIES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "scikit-learn")
 
 
@@ -68,6 +70,7 @@ class RunFolder:
                 f"{self.path} was trained with {file}, which is missing. Put it back; as it was it "
                 f"is in {self.imports}."
             )
+        logger.warning("%s was trained with %s, which is run now", self.path, file)
         plugins.load(file)
 
     def check_imports(self, config: ml_collections.ConfigDict, *, warn: bool = False) -> None:
