@@ -61,7 +61,8 @@ def test_segmentation_against_numpy(segmentation):
     np.testing.assert_array_equal(sums["confusion"], confusion)
     assert float(sums["units"]) == real.sum() == confusion.sum()
     assert float(sums["examples"]) == 13
-    picked = np.take_along_axis(logits, np.where(real, labels, 0)[..., None].astype(int), -1)[..., 0]
+    classes = np.where(real, labels, 0)[..., None].astype(int)
+    picked = np.take_along_axis(logits, classes, -1)[..., 0]
     losses = np.log(np.exp(logits).sum(-1)) - picked
     means = task.means(sums)
     assert float(means["loss"]) == pytest.approx(losses[real].mean(), rel=1e-5)
@@ -189,7 +190,7 @@ def test_terms_and_frozen_parts():
 @pytest.mark.parametrize(
     ("labels", "message"),
     [
-        (np.array([0, 1, 3, 2]), r"label 3 of train example 2 is no class: expected 0 to 2 \(1 such"),
+        (np.array([0, 1, 3, 2]), r"label 3 of train example 2 is no class: expected 0 to 2 \("),
         (np.array([0, -1, 1, 2]), "label -1 of train example 1"),
     ],
 )
@@ -209,7 +210,7 @@ def test_pixel_labels_out_of_range():
 def test_a_label_map_is_no_class():
     p = Problem((3,))
     dense = Batch(jnp.zeros((3, 4, 4, 1)), jnp.zeros((3, 4, 4), jnp.int32), jnp.ones(3, bool))
-    with pytest.raises(ff.UsageError, match="A label per pixel is task.name = 'segmentation'"):
+    with pytest.raises(ff.UsageError, match=r"A label per pixel is task\.name"):
         p.task.evaluate(p.variables, dense)
 
 

@@ -104,5 +104,5 @@ def test_bytes_of_a_run(tmp_path):
 
 
 def test_wrong_codec():
-    with pytest.raises(ff.UsageError, match="unknown codec '8bits'.*Did you mean '8bit'"):
+    with pytest.raises(ff.UsageError, match=r"unknown codec '8bits'.*Did you mean '8bit'"):
         ff.build(small_config(wire__up="8bits"))

@@ -71,7 +71,7 @@ def feddyn(
 
 
 METHOD = Method(
-    "feddyn", "Acar 2021", "dynamic regularisation, a dual per client",
+    "feddyn", "Acar 2021", "dynamic regularisation, a dual each",
     lambda p: feddyn(p.client, weighting=p.weighting, **p.settings), optimizer="own",
     settings={
         "alpha": Setting(0.01, "strength of the regulariser", above=0),
