@@ -18,12 +18,12 @@ import pathlib
 import runpy
 import shutil
 
-from fedjax_flat.engine.checkpoint import Checkpoints
-from fedjax_flat.engine.run_folder import RunFolder
-
 import fedjax_flat as ff
-from fedjax_flat.engine import metrics
+from fedjax_flat.experiment import usage
 from fedjax_flat.report import figures, tables
+from fedjax_flat.run import metrics
+from fedjax_flat.run.checkpoint import Checkpoints
+from fedjax_flat.run.run_folder import RunFolder
 
 CONFIGS = pathlib.Path(__file__).parents[1] / "configs"
 # name of the run folder: (label, config file and its options)
@@ -90,7 +90,7 @@ def start_swa(args, name, source):
     folder, target = RunFolder(args.out / name), RunFolder(args.out / f"{name}_swa")
     if target.config_file.exists():
         return
-    old.rounds, old.eval.window = (ff.config.swa_start(new) - 1) // 10 * 10, 1
+    old.rounds, old.eval.window = (usage.swa_start(new) - 1) // 10 * 10, 1
     train(args, old, name)
     before, after = ff.build(old, args.data), ff.build(new, args.data)
     checkpoints = Checkpoints(folder.checkpoints)
@@ -122,7 +122,7 @@ def report(args, runs):
           f"the last {args.window} of {args.rounds} rounds\n")
     print(tables.table(["method", "test accuracy (%)", "test loss"], rows))
     (args.out / f"{args.which}.json").write_text(json.dumps(found, indent=2) + "\n")
-    print(f"figure: {figures.accuracy_curves(curves, args.out / f'{args.which}.png')}")
+    print(f"figure: {figures.score_curves(curves, args.out / f'{args.which}.png')}")
 
 
 if __name__ == "__main__":

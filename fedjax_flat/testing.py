@@ -20,6 +20,7 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from fedjax_flat import data as data_lib
 from fedjax_flat import experiment, models, rng, tasks
@@ -264,7 +265,7 @@ def check_strategies(run: Run, tolerance: float = 2e-6) -> None:
 
 def check_still(run: Run) -> None:
     """Finite, and where it was, where the gradient is zero: a classifier that is sure and right."""
-    zero = jax.tree.map(jnp.zeros_like, run.problem.params)
+    zero = optax.tree.zeros_like(run.problem.params)
     zero["classifier"]["bias"] = zero["classifier"]["bias"].at[0].set(200.0)
     examples = run.data.examples
     data = run.data.replace(

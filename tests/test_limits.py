@@ -10,11 +10,12 @@ import pytest
 import quadratic
 import reference_methods as ref
 from conftest import Problem, assert_close, assert_same_bits
-from methods import LIMITS, LR, Run, algorithm_of, clients, limit_name, problem, run
+from methods import LIMITS, Run, algorithm_of, clients, limit_name, problem, run
 from test_fedavg import gradient_descent, largest_difference
 
 import fedjax_flat as ff
 from fedjax_flat.algorithms.fedgloss import Radius
+from fedjax_flat.testing import RATE as LR
 from fedjax_flat.testing import SIZES
 
 

@@ -52,7 +52,11 @@ def test_fedavg_with_eight_bit_uploads_against_numpy():
     assert 1e-5 < np.abs(ours - exact).max() < 0.01
 
 
-@pytest.mark.parametrize("name", ["fedavg", "feddyn", "scaffold", "fedgh", "naivefedgloss"])
+@pytest.mark.parametrize(
+    "name",
+    ["feddyn", "fedgh", *(pytest.param(n, marks=pytest.mark.slow)
+                          for n in ("fedavg", "scaffold", "naivefedgloss"))],
+)
 def test_any_algorithm_with_eight_bits_both_ways(name):
     p = problem()
     run = testing.Run(algorithm_of(name, wire__up="8bit", wire__down="8bit"), p)

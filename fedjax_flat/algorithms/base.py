@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from fedjax_flat import errors, parts
 from fedjax_flat.client.local import LocalInfo
@@ -90,16 +91,6 @@ def replies(weighting: str) -> Callable[..., Reply]:
     return reply
 
 
-def zeros(tree: Any) -> Any:
-    """Zeros like `tree`."""
-    return jax.tree.map(jnp.zeros_like, tree)
-
-
-def difference(a: Any, b: Any) -> Any:
-    """a - b."""
-    return jax.tree.map(jnp.subtract, a, b)
-
-
-def combine(a: Any, scale: Any, b: Any) -> Any:
-    """a + scale b."""
-    return jax.tree.map(lambda x, y: x + jnp.asarray(scale, y.dtype) * y, a, b)
+zeros = optax.tree.zeros_like  # of a tree
+difference = optax.tree.sub  # a - b
+combine = optax.tree.add_scale  # a, scale, b: a + scale b

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import optax
 
 
@@ -44,7 +43,7 @@ def _stateless(
 
     def update(grads, state, params, *, anchor, grad_fn, **extra):
         del extra
-        there = grad_fn(anchor) if at_anchor else jax.tree.map(jnp.zeros_like, grads)
+        there = grad_fn(anchor) if at_anchor else optax.tree.zeros_like(grads)
         return jax.tree.map(leaf, grads, params, anchor, there, *trees), state
 
     return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)

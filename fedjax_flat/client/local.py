@@ -180,7 +180,7 @@ def _visit(step: _Step, begin: _Pass, data: ClientData, key, *, batch_size, epoc
             variables, states, client_batch(data, here), rng.fold(key, "step", i),
             client=data.client, step=i,
         )
-        return variables, states, jax.tree.map(jnp.add, sums, new)
+        return variables, states, optax.tree.add(sums, new)
 
     def epoch(e, carry):
         inner, drift = carry
@@ -253,4 +253,4 @@ def full_gradient(client: Client, variables: Variables, data: ClientData) -> tup
 
 def tree_distance(a: Any, b: Any) -> jax.Array:
     """||a - b|| over all leaves."""
-    return optax.tree.norm(jax.tree.map(jnp.subtract, a, b))
+    return optax.tree.norm(optax.tree.sub(a, b))

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from fedjax_flat import errors, memory
 from fedjax_flat.data import Batch, Examples, FederatedData, count_of
@@ -195,7 +196,7 @@ def _compiled(measure: _Measure) -> dict[str, Callable]:
             count = jax.tree.leaves(stack)[0].shape[0]
             one = lambda i, stack=stack: f(jax.tree.map(lambda x: x[i], stack))
             part = sum_over(one, count)
-            total = part if total is None else jax.tree.map(jnp.add, total, part)
+            total = part if total is None else optax.tree.add(total, part)
         return total
 
     def loss_of(batch, data):

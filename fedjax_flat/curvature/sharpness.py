@@ -12,7 +12,6 @@ fourth common measure, is `curvature.trace`.
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import optax
 
 from fedjax_flat import errors
@@ -41,14 +40,14 @@ def projected_ascent(
     """The largest rise among `steps` ascent steps of length `rate` rho inside the ball."""
     errors.at_least("rho", rho, 0)
     errors.at_least("steps", steps, 1)
-    eps, largest = jax.tree.map(jnp.zeros_like, params), 0.0
+    eps, largest = optax.tree.zeros_like(params), 0.0
     for _ in range(steps):
-        gradient = loss.gradient(jax.tree.map(jnp.add, params, eps))
-        eps = jax.tree.map(jnp.add, eps, scaled_to(rate * rho, gradient))
+        gradient = loss.gradient(optax.tree.add(params, eps))
+        eps = optax.tree.add(eps, scaled_to(rate * rho, gradient))
         length = float(optax.tree.norm(eps))
         if length > rho:
             eps = scaled_to(rho, eps)
-        largest = max(largest, _rise(loss, params, jax.tree.map(jnp.add, params, eps)))
+        largest = max(largest, _rise(loss, params, optax.tree.add(params, eps)))
     return largest
 
 
@@ -64,7 +63,7 @@ def random_direction(
         keys = jax.random.split(jax.random.fold_in(key, i), len(leaves))
         drawn = [jax.random.normal(k, w.shape, w.dtype) for k, w in zip(keys, leaves, strict=True)]
         step = scaled_to(rho, jax.tree.unflatten(structure, drawn))
-        rises.append(_rise(loss, params, jax.tree.map(jnp.add, params, step)))
+        rises.append(_rise(loss, params, optax.tree.add(params, step)))
     return max(rises)
 
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from flax import struct
 
 from fedjax_flat import errors, rng
@@ -161,7 +162,7 @@ def sum_over(f: Callable[[Any], Any], count: Any) -> Any:
     """The sum of the trees f(0) .. f(count - 1); zeros when there is none."""
     shapes = jax.eval_shape(f, jax.ShapeDtypeStruct((), jnp.int32))
     zero = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
-    return jax.lax.fori_loop(0, count, lambda i, total: jax.tree.map(jnp.add, total, f(i)), zero)
+    return jax.lax.fori_loop(0, count, lambda i, total: optax.tree.add(total, f(i)), zero)
 
 
 def over(f: Callable[[Batch], Any], data: ClientData, batch_size: int) -> Any:

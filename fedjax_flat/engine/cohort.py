@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from fedjax_flat import errors
@@ -74,7 +75,7 @@ def _map(work: Work, shared: Any, members: Any) -> tuple[Any, Any]:
 
     def body(carry, member):
         summed, stacked = work(shared, member)
-        return jax.tree.map(jnp.add, carry, summed), stacked
+        return optax.tree.add(carry, summed), stacked
 
     return jax.lax.scan(body, zeros, members)
 
@@ -96,7 +97,7 @@ def _chunked(work: Work, shared: Any, members: Any, *, chunk: int) -> tuple[Any,
         return parts[0]
     (sum_a, stack_a), (sum_b, stack_b) = parts
     return (
-        jax.tree.map(jnp.add, sum_a, sum_b),
+        optax.tree.add(sum_a, sum_b),
         jax.tree.map(lambda a, b: jnp.concatenate([a, b]), stack_a, stack_b),
     )
 

@@ -70,7 +70,7 @@ def init_state(
     server = jax.tree.map(jnp.copy, server)  # a donated buffer may occur only once
     model = algorithm.models(server)["global"]
     started = {name: average.init(model) for name, average in averages.items()}
-    previous = jax.tree.map(jnp.zeros_like, variables.params) if cosine else ()
+    previous = optax.tree.zeros_like(variables.params) if cosine else ()
     return TrainState(jax.device_put(np.int32(0)), key, server, clients, started, previous)
 
 
@@ -148,7 +148,7 @@ def round_step(
         previous: Any = ()
         if cosine:
             before = algorithm.models(state.server)["global"]
-            previous = jax.tree.map(jnp.subtract, before.params, model.params)
+            previous = optax.tree.sub(before.params, model.params)
             metrics["cosine"] = cosine_between(previous, state.previous)
         report = task.means(done.sums)
         info = RoundInfo(

@@ -46,7 +46,7 @@ class Plane(NamedTuple):
 
     def coordinates(self, params: Any) -> np.ndarray:
         """Where `params` falls when projected onto the plane."""
-        away = _difference(params, self.origin)
+        away = optax.tree.sub(params, self.origin)
         return np.array([float(optax.tree.vdot(away, d)) for d in (self.u, self.v)])
 
 
@@ -54,19 +54,19 @@ def plane(first: Any, second: Any, third: Any, *further: Any) -> Plane:
     """Through three models: the first at the origin, the second on the x axis."""
     for other in (second, third, *further):
         check_same_shapes(first, other)
-    toward = _difference(second, first)
+    toward = optax.tree.sub(second, first)
     length = float(optax.tree.norm(toward))
     if length == 0:
         raise errors.UsageError("the first two models of the plane are the same model.")
-    u = _scale(1 / length, toward)
-    away = _difference(third, first)
-    rest = _difference(away, _scale(float(optax.tree.vdot(away, u)), u))
+    u = optax.tree.scale(1 / length, toward)
+    away = optax.tree.sub(third, first)
+    rest = optax.tree.sub(away, optax.tree.scale(float(optax.tree.vdot(away, u)), u))
     height, whole = float(optax.tree.norm(rest)), float(optax.tree.norm(away))
     if height <= 1e-4 * max(length, whole):
         raise errors.UsageError(
             "the three models lie on a line, which spans no plane. Use --line for two of them."
         )
-    v = _scale(1 / height, rest)
+    v = optax.tree.scale(1 / height, rest)
     made = Plane(first, u, v, np.zeros((0, 2)))
     points = [made.coordinates(m) for m in (first, second, third, *further)]
     return made._replace(points=np.stack(points))
@@ -83,11 +83,3 @@ def check_same_shapes(a: Any, b: Any) -> None:
             f"models of different shapes ({sizes[0]} and {sizes[1]} parameters) are not points of "
             "one space."
         )
-
-
-def _difference(a: Any, b: Any) -> Any:
-    return jax.tree.map(jnp.subtract, a, b)
-
-
-def _scale(factor: float, tree: Any) -> Any:
-    return jax.tree.map(lambda w: jnp.asarray(factor, w.dtype) * w, tree)

@@ -3,9 +3,9 @@
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from fedjax_flat import errors
 from fedjax_flat.curvature.data_loss import DataLoss
@@ -90,7 +90,7 @@ def line(
     inside = np.linspace(0, 1, points)
     beyond = np.arange(1, int(margin * (points - 1)) + 1) / (points - 1)
     x = np.concatenate([-beyond[::-1], inside, 1 + beyond])
-    direction = jax.tree.map(jnp.subtract, second, first)
+    direction = optax.tree.sub(second, first)
     return Line(x, *_at(loss, first, (direction,), x[:, None]))
 
 

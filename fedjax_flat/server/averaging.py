@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from fedjax_flat import errors
 from fedjax_flat.client.optimizer import Schedule
@@ -57,7 +58,7 @@ def swa(start: int, cycle: int, *, capture: str = "lowest") -> Average:
     _check_cycle(start, cycle)
 
     def init(params):
-        return SWAState(jax.tree.map(jnp.zeros_like, params), jnp.zeros((), jnp.float32))
+        return SWAState(optax.tree.zeros_like(params), jnp.zeros((), jnp.float32))
 
     def update(state, params, round):
         n = state.models
@@ -136,7 +137,7 @@ def wima(window: int, *, parameters: str = "all") -> Average:
             jax.lax.dynamic_index_in_dim(rows, i, keepdims=False), device
         )
         add = lambda i, total: jax.tree.map(lambda s, rows: s + read(rows, i), total, state.window)
-        zero = jax.tree.map(jnp.zeros_like, chosen(trained))
+        zero = optax.tree.zeros_like(chosen(trained))
         total = jax.lax.fori_loop(0, state.filled, add, zero)
         n = state.filled.astype(jnp.float32)
         mean = jax.tree.map(lambda s: s / n.astype(s.dtype), total)

@@ -70,7 +70,7 @@ def adaptive(
     def init(params):
         start = 0.0 if corrects_second else tau**2
         return AdaptiveState(
-            jax.tree.map(jnp.zeros_like, params),
+            optax.tree.zeros_like(params),
             jax.tree.map(lambda w: jnp.full_like(w, start), params),
             jnp.zeros((), jnp.float32),
         )
