@@ -79,6 +79,8 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument("--processes", type=int, help="how many (default: $JAX_NUM_PROCESSES)")
     train.add_argument("--process", type=int, help="which one this is (default: $JAX_PROCESS_ID)")
     train.add_argument("--timeout", type=int, default=60, help="seconds to wait for the others")
+    train.add_argument("--allow-other-kernels", action="store_true", help="go on with a run that "
+                       "was begun with other convolutions; its bits will differ")
     train.add_argument("--quiet", action="store_true", help="no progress bar")
     train.set_defaults(call=_train)
 
@@ -151,7 +153,10 @@ def _train(args, rest: list[str]) -> int:
     if args.fresh and folder.path.exists() and distributed.is_primary():
         _confirm_deletion(folder, args.yes)
         folder.delete()
-    result = train(config, args.run, data_dir=args.data, progress=not args.quiet)
+    result = train(
+        config, args.run, data_dir=args.data, progress=not args.quiet,
+        allow_other_kernels=args.allow_other_kernels,
+    )
     if not distributed.is_primary():
         return 128 + result.stopped_by if result.stopped_by else 0
     done = int(result.state.round)

@@ -8,6 +8,9 @@ import tempfile
 # start. `make test-slow` compiles as users do.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 
+# Pure JAX unless a test, or whoever calls, asks for the compiled kernels.
+os.environ.setdefault("FEDJAX_FLAT_KERNELS", "jax")
+
 import jax
 import optax
 import pytest

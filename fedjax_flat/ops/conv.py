@@ -29,6 +29,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from fedjax_flat.ops import kernels
 from fedjax_flat.ops.primitive import Operation, primitive
 
 Pair = tuple[int, int]
@@ -289,6 +290,12 @@ _JOIN = {
 
 def _map(name, transposes, xla, cpu=None):
     """One of the three maps as a primitive."""
+    plain = cpu or xla
+
+    def on_cpu(a, b, geometry):
+        if kernels.takes(name, a, b, geometry):
+            return kernels.call(name, a, b, geometry)
+        return plain(a, b, geometry)
 
     def batch(p, args, dims, *, geometry):
         bind = functools.partial(p.bind, geometry=geometry)
@@ -308,7 +315,7 @@ def _map(name, transposes, xla, cpu=None):
         out = bind(*((joined, b) if which == 0 else (a, joined)))
         return out.reshape(*out.shape[:axis_out], size, -1, *out.shape[axis_out + 1 :]), axis_out
 
-    return primitive(f"conv_{name}", xla, transposes, cpu=cpu, batch=batch)
+    return primitive(f"conv_{name}", xla, transposes, cpu=on_cpu, batch=batch)
 
 
 def _join(x, axis, target):

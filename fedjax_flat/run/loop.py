@@ -43,11 +43,16 @@ def train(
     *,
     data_dir: str | os.PathLike | None = None,
     progress: bool = True,
+    allow_other_kernels: bool = False,
 ) -> Result:
-    """Trains as `config` says in run folder `run`, going on from its newest checkpoint."""
+    """Trains as `config` says in run folder `run`, going on from its newest checkpoint.
+
+    A run that began with other compiled kernels (ops/kernels.py) goes on only if that is allowed.
+    """
     built = experiment.build(config, data_dir)
     with contextlib.ExitStack() as stack:
-        files = stack.enter_context(contextlib.closing(_Files(built, run)))
+        opened = _Files(built, run, allow_other_kernels)
+        files = stack.enter_context(contextlib.closing(opened))
         start, state = files.restore()
         if start > config.rounds:
             raise errors.UsageError(
@@ -81,13 +86,17 @@ def train(
 class _Files:
     """What process 0 keeps on disk; in the other processes, nothing."""
 
-    def __init__(self, built: experiment.Experiment, run: str | os.PathLike):
+    def __init__(
+        self, built: experiment.Experiment, run: str | os.PathLike, allow_other_kernels: bool
+    ):
         self.built, self.primary = built, distributed.is_primary()
         self.writer: metrics.Writer | None = None
         self.checkpoints: Checkpoints | None = None
         if self.primary:
             self.folder = RunFolder(run)
-            self.folder.open(built.config, built.partition)
+            self.folder.open(
+                built.config, built.partition, allow_other_kernels=allow_other_kernels
+            )
             self.lock = contextlib.ExitStack()
             self.lock.enter_context(self.folder.in_use())
             self.checkpoints = Checkpoints(self.folder.checkpoints, built.config.checkpoint.keep)

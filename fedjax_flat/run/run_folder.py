@@ -30,6 +30,7 @@ import ml_collections
 from fedjax_flat import errors, plugins
 from fedjax_flat.data import Partition
 from fedjax_flat.experiment import config as config_lib
+from fedjax_flat.ops import kernels
 from fedjax_flat.version import __version__
 
 logger = logging.getLogger("fedjax_flat")
@@ -89,12 +90,20 @@ class RunFolder:
         return [(f, self.imports / f"{i}_{pathlib.Path(f).name}")
                 for i, f in enumerate(config.imports)]
 
-    def open(self, config: ml_collections.ConfigDict, partition: Partition) -> None:
+    def open(
+        self,
+        config: ml_collections.ConfigDict,
+        partition: Partition,
+        *,
+        allow_other_kernels: bool = False,
+    ) -> None:
         """Makes the folder, or checks that it belongs to this config and these clients."""
         with self._explained():
             self.figures.mkdir(parents=True, exist_ok=True)
             if self.config_file.exists():
                 self._check_same(config, partition)
+                if not allow_other_kernels:
+                    self._check_kernels()
             else:
                 partition.save(self.path / "partition.npz")
 
@@ -147,6 +156,16 @@ class RunFolder:
                 "the partition code changed. Choose another folder with --run."
             )
 
+    def _check_kernels(self) -> None:
+        file = self.path / "environment.json"
+        before = json.loads(file.read_text()).get("kernels") if file.exists() else None
+        if before not in (None, kernels.name()):
+            raise errors.UsageError(
+                f"{self.path} was trained with convolutions of {before}; here they are "
+                f"{kernels.name()}, so that the bits would differ. {kernels.SWITCH} chooses, "
+                "--allow-other-kernels goes on all the same."
+            )
+
     def _record_environment(
         self, config: ml_collections.ConfigDict, partition: Partition
     ) -> None:
@@ -167,6 +186,7 @@ class RunFolder:
             },
             "devices": [f"{d.platform}:{d.device_kind}" for d in jax.devices()],
             "xla_flags": os.environ.get("XLA_FLAGS", ""),
+            "kernels": kernels.name(),
             "git": git_revision(),
             "partition": partition.content_hash,
             "imports": {file: plugins.digest(pathlib.Path(file)) for file in config.imports},

@@ -1,0 +1,164 @@
+"""Convolutions by oneDNN on CPU, where it can be had: `pip install 'fedjax-flat[onednn]'`.
+
+The handlers are one C++ file beside this one, compiled when the first convolution is (3 s, then
+cached by versions) against the library that the extra installs. Without library, compiler, AVX2 or
+float32 the convolutions are those of ops/conv.py, in pure JAX, and the log says why, once.
+
+FEDJAX_FLAT_KERNELS=auto | onednn | jax: what is there; oneDNN or an error; never oneDNN. Results of
+the two differ in their last bits, so a run folder records which it was trained with.
+"""
+
+import ctypes
+import functools
+import hashlib
+import importlib.metadata
+import logging
+import os
+import pathlib
+import platform
+import shutil
+import subprocess
+import tempfile
+from typing import Any, NamedTuple
+
+import jax
+import jaxlib.version
+import numpy as np
+
+from fedjax_flat import errors
+
+logger = logging.getLogger("fedjax_flat")
+SWITCH = "FEDJAX_FLAT_KERNELS"
+SOURCE = pathlib.Path(__file__).with_name("onednn.cpp")
+LIBRARY, HEADERS = "onednn-cpu-gomp", "onednn-devel-cpu-gomp"
+MAPS = ("output", "input_grad", "filter_grad")
+
+
+class Unavailable(Exception):
+    """Why there are no compiled kernels here."""
+
+
+class _OneDNN(NamedTuple):
+    version: str
+    include: pathlib.Path
+    library: pathlib.Path
+
+
+@functools.cache
+def name() -> str:
+    """`onednn 2023.2.0`, or `jax` where convolutions are pure JAX; decided once per process."""
+    choice = os.environ.get(SWITCH, "auto")
+    errors.lookup(SWITCH, choice, dict.fromkeys(("auto", "onednn", "jax")))
+    if choice == "jax" or jax.default_backend() != "cpu":
+        return "jax"
+    try:
+        return _register()
+    except Unavailable as e:
+        if choice == "onednn":
+            raise errors.UsageError(f"{SWITCH}=onednn: {e}") from e
+        logger.info("convolutions in pure JAX: %s", e)
+        return "jax"
+
+
+def takes(which: str, a: Any, b: Any, geometry: Any) -> bool:
+    """Whether oneDNN computes this map: it is here, knows the type, and is the faster one.
+
+    Slower, on every machine it was measured on: input gradients of images with few channels, and
+    filter gradients from 256 or more channels with a stride, which hardly have pixels left.
+    """
+    if a.dtype != np.float32 or min(*a.shape, *b.shape) == 0 or name() == "jax":
+        return False
+    if which == "input_grad":
+        return b.shape[2] * geometry.groups > 4
+    return not (which == "filter_grad" and max(geometry.strides) > 1 and a.shape[3] >= 256)
+
+
+def call(which: str, a: jax.Array, b: jax.Array, geometry: Any) -> jax.Array:
+    """One of the three maps of ops/conv.py."""
+    shape = {
+        "output": lambda: (a.shape[0], *geometry.out, b.shape[3]),
+        "input_grad": lambda: (a.shape[0], *geometry.image, b.shape[2] * geometry.groups),
+        "filter_grad": lambda: (*geometry.kernel, a.shape[3] // geometry.groups, b.shape[3]),
+    }[which]()
+    numbers = lambda values: np.asarray(values, np.int64)
+    handler = jax.ffi.ffi_call(_target(which), jax.ShapeDtypeStruct(shape, a.dtype))
+    return handler(
+        a, b, image=numbers(geometry.image), kernel=numbers(geometry.kernel),
+        strides=numbers(geometry.strides), padding=numbers(sum(geometry.padding, ())),
+        dilation=numbers(geometry.dilation), groups=np.int64(geometry.groups),
+    )
+
+
+def _target(which: str) -> str:
+    return f"fedjax_flat_conv_{which}"
+
+
+def _register() -> str:
+    """Loads the handlers, compiled if need be."""
+    if not _has_avx2():
+        raise Unavailable("this processor has no AVX2")
+    found = _find()
+    try:
+        ctypes.CDLL(str(found.library), mode=ctypes.RTLD_GLOBAL)
+        handlers = ctypes.CDLL(str(_compiled(found)))
+    except OSError as e:
+        raise Unavailable(f"{found.library.name} cannot be loaded ({e})") from e
+    for which in MAPS:
+        capsule = jax.ffi.pycapsule(getattr(handlers, f"conv_{which}"))
+        jax.ffi.register_ffi_target(_target(which), capsule, platform="cpu")
+    return f"onednn {found.version}"
+
+
+def _find() -> _OneDNN:
+    """The library and headers that the extra installed."""
+    files = {}
+    for package, wanted in ((LIBRARY, "/libdnnl.so.3"), (HEADERS, "oneapi/dnnl/dnnl.hpp")):
+        try:
+            listed = importlib.metadata.files(package) or []
+        except importlib.metadata.PackageNotFoundError:
+            raise Unavailable(
+                f"{package} is not installed (pip install 'fedjax-flat[onednn]')"
+            ) from None
+        paths = [pathlib.Path(str(p.locate())).resolve() for p in listed
+                 if str(p).endswith(wanted)]
+        if not paths or not paths[0].is_file():
+            raise Unavailable(f"{package} lacks {wanted}: install it again")
+        files[package] = paths[0]
+    return _OneDNN(importlib.metadata.version(LIBRARY), files[HEADERS].parents[2], files[LIBRARY])
+
+
+def _compiled(found: _OneDNN) -> pathlib.Path:
+    """The handlers' library, from the cache or by the compiler."""
+    key = "\0".join([
+        SOURCE.read_text(), jaxlib.version.__version__, found.version, platform.machine(),
+        str(found.library),
+    ])
+    cache = pathlib.Path(os.environ.get("XDG_CACHE_HOME", pathlib.Path.home() / ".cache"))
+    target = cache / "fedjax_flat" / f"onednn-{hashlib.sha256(key.encode()).hexdigest()[:16]}.so"
+    if target.exists():
+        return target
+    compiler = os.environ.get("CXX") or shutil.which("g++")
+    if not compiler:
+        raise Unavailable("there is no C++ compiler, g++ or $CXX")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+            partial = pathlib.Path(folder) / "handlers.so"
+            done = subprocess.run(
+                [compiler, "-std=c++17", "-O2", "-fPIC", "-shared", "-fopenmp",
+                 f"-I{jax.ffi.include_dir()}", f"-I{found.include}", str(SOURCE), "-o",
+                 str(partial), str(found.library), f"-Wl,-rpath,{found.library.parent}"],
+                capture_output=True, text=True, check=False,
+            )
+            if done.returncode:
+                last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+                raise Unavailable(f"{compiler} failed: {last[:200]}")
+            os.replace(partial, target)
+    except OSError as e:
+        raise Unavailable(f"the handlers could not be compiled into {target.parent} ({e})") from e
+    return target
+
+
+def _has_avx2() -> bool:
+    info = pathlib.Path("/proc/cpuinfo")
+    return info.exists() and " avx2 " in info.read_text()
