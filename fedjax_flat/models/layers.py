@@ -74,6 +74,19 @@ class Conv(nn.Module):
         return x
 
 
+class GroupNorm(nn.Module):
+    """Group normalisation of images, with the parameters of `nn.GroupNorm`."""
+
+    groups: int
+    epsilon: float = 1e-5
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        scale = self.param("scale", nn.initializers.ones, (x.shape[-1],))
+        bias = self.param("bias", nn.initializers.zeros, (x.shape[-1],))
+        return ops.group_norm(x, scale, bias, self.groups, self.epsilon)
+
+
 class BatchNorm(nn.Module):
     """Batch normalisation with PyTorch's running statistics; padding counts in none of them.
 

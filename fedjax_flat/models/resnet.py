@@ -9,7 +9,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from fedjax_flat.models.layers import Conv, Dense
+from fedjax_flat.models.layers import Conv, Dense, GroupNorm
 
 GROUPS = 2
 AROUND = ((1, 1), (1, 1))  # PyTorch's padding=1, which differs from SAME under strides
@@ -52,4 +52,4 @@ def _normed(x: jax.Array, features: int, strides: tuple[int, int] = (1, 1)) -> j
 
 
 def _norm(x: jax.Array) -> jax.Array:
-    return nn.GroupNorm(GROUPS, epsilon=1e-5, dtype=x.dtype)(x)
+    return GroupNorm(GROUPS)(x)

@@ -8,6 +8,8 @@ any order keep this form: `spread`, (N, C) -> (N, H, W, C), and `total`, back. O
 they lower to XLA's own broadcast and sum.
 """
 
+from collections.abc import Sequence
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -20,7 +22,17 @@ def add_bias(x: jax.Array, bias: jax.Array) -> jax.Array:
     """x (N, H, W, C) plus bias (C,)."""
     n, *image, channels = x.shape
     per_example = jnp.broadcast_to(bias.reshape(1, channels), (n, channels))
-    return x + _spread_p.bind(per_example, image=tuple(image))
+    return x + spread(per_example, image)
+
+
+def spread(values: jax.Array, image: Sequence[int]) -> jax.Array:
+    """(N, C) -> (N, H, W, C), the same over the image."""
+    return _spread_p.bind(values, image=tuple(image))
+
+
+def total(x: jax.Array) -> jax.Array:
+    """(N, H, W, C) -> (N, C), the sum over the image."""
+    return _total_p.bind(x)
 
 
 def _spread(values, image):
