@@ -27,7 +27,7 @@ bench-curvature: .venv/installed
 bench-peers:
 	$(PYTHON) -m venv .venv-bench
 	.venv-bench/bin/python -m pip install --quiet torch==2.13.0
-	.venv-bench/bin/python -m pip install --quiet --requirement benchmarks/requirements.txt --editable .
+	.venv-bench/bin/python -m pip install --quiet --requirement benchmarks/requirements.txt --editable '.[onednn]'
 
 .venv/installed: setup.cfg pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fedjax_flat needs Python 3.11 or newer: make PYTHON=python3.11 ...")'

@@ -21,7 +21,7 @@ from workloads import WORKLOADS, Workload
 from fedjax_flat.report import tables
 
 HERE = pathlib.Path(__file__).parent
-NEEDS = {"torch 2 threads": "torch", "torch 1 thread": "torch", "fedjax": "fedjax", "pfl": "pfl"}
+NEEDS = {"fedjax": "fedjax", "pfl": "pfl"} | {s: "torch" for s in SYSTEMS if s.startswith("torch")}
 SLOW = {"textbook": 2}  # systems with fewer timed rounds
 
 

@@ -4,6 +4,7 @@ Each runs in a process of its own (worker.py) and imports only what it needs.
 """
 
 import itertools
+import os
 
 import numpy as np
 from workloads import Workload, normalise
@@ -15,8 +16,11 @@ def held_out(workload: Workload):
     return images.reshape(-1, *workload.image), labels.reshape(-1)
 
 
-def ours(workload: Workload, precision: str = "float32", strategy: str = "auto"):
-    """This package."""
+def ours(
+    workload: Workload, precision: str = "float32", *, kernels: str = "auto", rho: float = 0.0
+):
+    """This package; with `rho`, FedSAM."""
+    os.environ.setdefault("FEDJAX_FLAT_KERNELS", kernels)
     import jax
     import optax
 
@@ -29,12 +33,13 @@ def ours(workload: Workload, precision: str = "float32", strategy: str = "auto")
     dataset = Dataset("bench", examples, examples, workload.classes, 255.0, (0.5,) * channels,
                       (0.25,) * channels)
     partition = Partition.of(np.arange(labels.size).reshape(labels.shape))
-    over = ff.cohort_map(strategy)
+    over = ff.cohort_map()
     data = over.replicate(ff.data.federate(examples, partition))
     model = ff.models.from_linen(our_network(workload), workload.image, precision)
     task = ff.tasks.classification(model, ff.data.preprocess(dataset))
     local = ff.client.local_training(
-        task, ff.client.sgd(workload.learning_rate), batch_size=workload.batch
+        task, ff.client.sgd(workload.learning_rate), batch_size=workload.batch,
+        sharpness=ff.client.sam(rho) if rho else None,
     )
     algorithm = ff.algorithms.fedavg(local, optax.sgd(1.0))
     sampler = ff.uniform(workload.clients, workload.cohort)
@@ -93,18 +98,39 @@ def torch_network(workload: Workload):
     return nn.Sequential(*layers[:-1])
 
 
-def torch_loop(workload: Workload, threads: int = 2):
-    """A plain torch loop over clients and batches."""
+def torch_loop(
+    workload: Workload, threads: int = 2, *, channels_last: bool = False, rho: float = 0.0
+):
+    """A plain torch loop over clients and batches; with `rho`, FedSAM."""
     import torch
 
     torch.set_num_threads(threads)
     torch.manual_seed(0)
+    layout = torch.channels_last if channels_last else torch.contiguous_format
     images, labels = workload.data()
     x = torch.from_numpy(images).permute(0, 1, 4, 2, 3).contiguous()
     y = torch.from_numpy(labels).long()
     network, client = torch_network(workload), torch_network(workload)
+    client = client.to(memory_format=layout)
     rng = np.random.default_rng(1)
-    to_input = lambda a: (a.float() / 255 - 0.5) / 0.25
+    to_input = lambda a: ((a.float() / 255 - 0.5) / 0.25).contiguous(memory_format=layout)
+
+    def gradient(optimizer, images, labels):
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(client(images), labels).backward()
+
+    def ascend(optimizer, images, labels):
+        """The gradient at w + rho g / ||g||, at w again."""
+        parameters = list(client.parameters())
+        with torch.no_grad():
+            norm = torch.linalg.vector_norm(torch.stack(
+                [torch.linalg.vector_norm(p.grad) for p in parameters]
+            ))
+            eps = [p.grad * (rho / (norm + 1e-16)) for p in parameters]
+            torch._foreach_add_(parameters, eps)
+        gradient(optimizer, images, labels)
+        with torch.no_grad():
+            torch._foreach_sub_(parameters, eps)
 
     def round():
         start = [p.detach().clone() for p in network.parameters()]
@@ -118,9 +144,10 @@ def torch_loop(workload: Workload, threads: int = 2):
             order = torch.from_numpy(rng.permutation(workload.examples))
             for i in range(0, workload.examples, workload.batch):
                 index = order[i : i + workload.batch]
-                optimizer.zero_grad()
-                logits = client(to_input(x[k][index]))
-                torch.nn.functional.cross_entropy(logits, y[k][index]).backward()
+                batch = to_input(x[k][index]), y[k][index]
+                gradient(optimizer, *batch)
+                if rho:
+                    ascend(optimizer, *batch)
                 optimizer.step()
             with torch.no_grad():
                 for t, p in zip(total, client.parameters(), strict=True):
@@ -327,8 +354,13 @@ def pfl(workload: Workload):
 
 SYSTEMS = {
     "ours": ours,
+    "ours, pure JAX": lambda w: ours(w, kernels="jax"),
     "ours bfloat16": lambda w: ours(w, "bfloat16"),
     "torch 2 threads": torch_loop,
+    "torch channels-last": lambda w: torch_loop(w, channels_last=True),
+    "ours SAM": lambda w: ours(w, rho=0.1),
+    "torch SAM": lambda w: torch_loop(w, rho=0.1),
+    "torch SAM channels-last": lambda w: torch_loop(w, channels_last=True, rho=0.1),
     "torch 1 thread": lambda w: torch_loop(w, 1),
     "jitted step": jitted_step,
     "fedjax": fedjax,
