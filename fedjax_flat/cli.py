@@ -286,7 +286,8 @@ def load_config(path: str | None, overrides: list[str], folder, imports=()):
     values, argv = flags.FlagValues(), ["fedjax-flat", *overrides]
     try:
         config = folder.config() if path is None else _run_config_file(path)
-        config.imports = tuple(dict.fromkeys((*config.imports, *imported)))
+        named = [plugins.load(file) for file in config.imports]
+        config.imports = tuple(dict.fromkeys((*named, *imported)))
         config_flags.DEFINE_config_dict("config", config, flag_values=values, sys_argv=argv)
         _refuse_unknown(values(argv)[1:])
         config = values["config"].value
@@ -304,10 +305,23 @@ def _run_config_file(path: str):
     file, *options = path.split(":", 1)
     if not pathlib.Path(file).is_file():
         raise errors.UsageError(f"no config file {file}.")
-    get_config = runpy.run_path(file).get("get_config")
-    if get_config is None:
-        raise errors.UsageError(f"config file {file} defines no get_config().")
-    return get_config(*options)
+    try:
+        get_config = runpy.run_path(file).get("get_config")
+        if get_config is None:
+            raise errors.UsageError(f"config file {file} defines no get_config().")
+        config = get_config(*options)
+    except (errors.UsageError, AttributeError, KeyError):
+        raise  # said by whoever knows the settings
+    except SyntaxError as e:
+        raise errors.UsageError(f"config file {file}, line {e.lineno}: {e.msg}.") from e
+    except Exception as e:  # whatever a user's file does
+        raise errors.UsageError(f"config file {file}: {type(e).__name__}: {e}") from e
+    if not hasattr(config, "algorithm"):
+        raise errors.UsageError(
+            f"get_config() of {file} returns {type(config).__name__}: expected the config of "
+            "fedjax_flat.default_config(), changed."
+        )
+    return config
 
 
 def _unknown_setting(overrides: list[str], error: Exception) -> str:

@@ -14,7 +14,7 @@ import traceback
 from fedjax_flat import errors, register
 
 logger = logging.getLogger("fedjax_flat")
-_loaded: dict[pathlib.Path, str] = {}
+_loaded: dict[str, str] = {}  # SHA-256 -> the file that was run
 
 
 def load(path: str) -> str:
@@ -23,9 +23,9 @@ def load(path: str) -> str:
     if not file.is_file():
         raise errors.UsageError(f"--import {path}: no such file.")
     content = digest(file)
-    if _loaded.get(file) == content:
+    if content in _loaded:  # this file, or a copy of it
         return str(file)
-    if file in _loaded:
+    if str(file) in _loaded.values():
         raise errors.UsageError(f"{file} changed since it was imported. Start Python again.")
     name = f"fedjax_flat_import_{file.stem}_{content[:8]}"
     spec = importlib.util.spec_from_file_location(name, file)
@@ -34,8 +34,12 @@ def load(path: str) -> str:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     before = [set(table) for table in register.REGISTRIES]
+    sys.path.insert(0, str(file.parent))  # it may import its neighbours
     try:
         spec.loader.exec_module(module)
+    except SystemExit as e:
+        _undo(before, name)
+        raise errors.UsageError(f"{file} ends the program (exit {e.code}).") from e
     except errors.UsageError as e:
         _undo(before, name)
         raise errors.UsageError(f"{file}: {e}") from e
@@ -47,6 +51,8 @@ def load(path: str) -> str:
         line = next((f.lineno for f in reversed(traceback.extract_tb(e.__traceback__))
                      if f.filename == str(file)), "?")
         raise errors.UsageError(f"{file}, line {line}: {type(e).__name__}: {e}") from e
+    finally:
+        sys.path.remove(str(file.parent))
     new = [f"{t.kind} {n}" for t, b in zip(register.REGISTRIES, before, strict=True)
            for n in t if n not in b]
     if not new:
@@ -56,8 +62,13 @@ def load(path: str) -> str:
             "fedjax_flat.register.method(METHOD)."
         )
     logger.info("imported %s: %s", file, ", ".join(new))
-    _loaded[file] = content
+    _loaded[content] = str(file)
     return str(file)
+
+
+def loaded(content: str) -> str | None:
+    """The file of this SHA-256 that was run, if one was."""
+    return _loaded.get(content)
 
 
 def _undo(before: list[set[str]], name: str) -> None:

@@ -36,7 +36,7 @@ class Registry(Mapping[str, T], Generic[T]):
             )
         if name in self._table:
             raise errors.UsageError(
-                f"two of one name: a {self.kind} {name!r} is registered already. Choose another."
+                f"two of one name: {self.kind} {name!r} is registered already. Choose another."
             )
         self._table[name] = value
 

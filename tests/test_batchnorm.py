@@ -210,3 +210,93 @@ def test_a_personal_head_with_scaffold():
     heads = [np.asarray(m.params["classifier"]["kernel"]) for m in models]
     assert np.abs(heads[0] - heads[1]).max() > 1e-3
     assert_same_bits(models[0].params["Dense_0"], models[1].params["Dense_0"])
+
+
+def test_two_parts_that_stay():
+    """A personal head inside personal statistics: both stay, and both are of the personal model."""
+    p = problem()
+    head = lambda name: "classifier" in name
+    base = testing.algorithm_of("fedavg", p.task)
+    both = ff.algorithms.personal(ff.algorithms.personal(base, head), ff.parts.statistics)
+    at_once = ff.algorithms.personal(base, lambda n: head(n) or ff.parts.statistics(n))
+    ends = [testing.Run(a, p, rounds=3) for a in (both, at_once)]
+    assert_same_bits(ends[0].model, ends[1].model)
+    assert_same_bits(ff.parts.take(ends[0].model, head), ff.parts.take(p.variables, head))
+    row = lambda run: jax.tree.map(lambda x: x[3], run.states[-1].clients)
+    models = [r.algorithm.personal(r.states[-1].server, row(r)) for r in ends]
+    assert_same_bits(*models)
+    sent = [traffic(r.algorithm, r.states[0], r.data) for r in ends]
+    assert sent[0] == sent[1]
+
+
+@pytest.mark.parametrize("name", ["fedsgd", "mime", "scaffold"])
+def test_no_full_gradient_in_what_stays(name):
+    """Methods that send gradients send none of the part that is not shared."""
+    p = problem()
+    settings = {"algorithm.scaffold.option": 1} if name == "scaffold" else {}
+    inner = testing.algorithm_of(name, p.task, settings)
+    run = testing.Run(ff.algorithms.personal(inner, ff.parts.normalisation), p, rounds=2)
+    before, after = (ff.parts.take(m, ff.parts.normalisation) for m in (p.variables, run.model))
+    assert_same_bits(before, after)
+
+
+def test_traffic_by_the_documented_names():
+    p = Problem(SIZES)
+    own = lambda name: name.startswith("params/classifier")
+    size = sum(x.size for x in ff.parts.take(p.variables, lambda n: not own(n)).values())
+    for name, models in (("fedavg", 1), ("scaffold", 2)):
+        algorithm = ff.algorithms.personal(testing.algorithm_of(name, p.task), own)
+        run = testing.Run(algorithm, p, rounds=0)
+        assert traffic(algorithm, run.states[0], run.data) == (32 * models * size,) * 2
+
+
+def test_whole_numbers_are_counted_too():
+    p = Problem((4, 4))
+    base = p.fedavg()
+    (part,) = base.exchanges
+
+    def signs(message, state, data, round, key):
+        reply = part.local(message, state, data, round, key)
+        return reply._replace(sum=jnp.ones(10, jnp.int8))
+
+    algorithm = base._replace(exchanges=(part._replace(local=signs),))
+    run = testing.Run(base, p, rounds=0)
+    plain, more = (traffic(a, run.states[0], run.data).up for a in (base, algorithm))
+    assert more - plain == 80
+
+
+def test_frozen_statistics_stay_too():
+    p = problem((8,))
+    client = p.client(lr=0.1)
+    train = lambda frozen: client.train(
+        p.variables, p.data.client(jnp.int32(0)), jax.random.key(0), round=jnp.int32(0),
+        frozen=frozen,
+    ).variables
+    still = train(ff.parts.normalisation)
+    part = lambda m: ff.parts.take(m, ff.parts.normalisation)
+    assert_same_bits(part(still), part(p.variables))
+    with pytest.raises(ff.UsageError, match="a frozen part that is empty"):
+        train(lambda name: "nowhere" in name)
+
+
+def test_personal_models_from_host_memory(tmp_path):
+    config = small_config(algorithm__name="fedbn", model__norm="batch", rounds=1,
+                          cohort__client_state="host", eval__window=1)
+    result = ff.train(config, tmp_path, progress=False)
+    assert any(r["model"] == "personal" for r in result.records)
+
+
+def test_flaxs_own_batchnorm_must_see_the_mask():
+    import flax.linen as nn
+
+    class Theirs(nn.Module):
+        @nn.compact
+        def __call__(self, x, *, train=False):
+            return nn.BatchNorm(use_running_average=not train)(x)
+
+    model = ff.models.from_linen(Theirs(), (4,))
+    variables = model.init(jax.random.key(0))
+    with jax.numpy_rank_promotion("allow"):
+        assert model.apply(variables, jnp.ones((2, 4))).logits.shape == (2, 4)
+        with pytest.raises(ff.UsageError, match="Theirs has BatchNorm but takes no mask="):
+            model.apply(variables, jnp.ones((2, 4)), jax.random.key(0), jnp.ones(2, bool))

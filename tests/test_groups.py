@@ -86,3 +86,9 @@ def test_evaluation_and_state_are_of_groups():
 def test_wrong_groups(lists, message):
     with pytest.raises(ff.UsageError, match=message):
         grouped(lists)
+
+
+def test_a_group_has_no_curvature_of_its_own():
+    problem = grouped([[3, 0], [4, 1]])
+    with pytest.raises(ff.UsageError, match="a group of clients"):
+        ff.curvature.of_client(problem.task, problem.data, 0)

@@ -165,10 +165,11 @@ def test_checks_for_users(folder):
         ("import fedjax_flat\n", "registers nothing"),
         ("x = 1\nraise RuntimeError('my own')\n", "line 2: RuntimeError: my own"),
         ("import fedjax_flat as ff\nff.register.source('digits', lambda: None)\n",
-         "two of one name: a dataset 'digits'"),
+         "two of one name: dataset 'digits'"),
         ("import fedjax_flat as ff\nff.register.source('new_one', lambda: None)\n"
          "ff.register.method(ff.algorithms.METHODS['fedavg'])\n",
-         "two of one name: a algorithm 'fedavg'"),
+         "two of one name: algorithm 'fedavg'"),
+        ("import sys\nsys.exit(0)\n", "ends the program"),
         ("import fedjax_flat as ff\nff.register.method(3)\n", "expected a fedjax_flat.algorithms"),
         ("import fedjax_flat as ff\nff.register.source('a b', lambda: None)\n", "letters, digits"),
     ],
@@ -203,5 +204,52 @@ def test_wrong_settings(folder, override, message, capsys):
     code = cli.main(["train", "--import", str(folder / "mine.py"), "--config",
                      str(folder / "config.py"), "--run", str(folder / "c"),
                      f"--config.{override}"])
+    assert code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_neighbour_and_a_copy(tmp_path):
+    """A file imports its neighbour; a copy of a file that was run is that file."""
+    (tmp_path / "neighbour_of_mine.py").write_text("NAME = 'of_a_neighbour'\n")
+    text = ("import fedjax_flat as ff\nfrom neighbour_of_mine import NAME\n"
+            "ff.register.source(NAME, lambda: None)\n")
+    (tmp_path / "one.py").write_text(text)
+    (tmp_path / "two.py").write_text(text)
+    try:
+        plugins.load(str(tmp_path / "one.py"))
+        assert plugins.load(str(tmp_path / "two.py")) == str(tmp_path / "two.py")
+        assert str(tmp_path) not in sys.path
+    finally:
+        ff.data.SOURCES.remove("of_a_neighbour")
+
+
+def test_a_moved_project(folder, tmp_path):
+    """The run folder and the file elsewhere: --import of the same content stands in."""
+    import shutil
+
+    shutil.copytree(folder / "b", tmp_path / "b")
+    (tmp_path / "mine.py").write_text(MINE)
+    (folder / "mine.py").rename(folder / "away.py")
+    try:
+        out = command(tmp_path, "train", "--quiet", "--import", "mine.py", "--run", "b",
+                      "--config.rounds=6")
+        assert out.returncode == 0, out.stderr
+        stored = json.loads((tmp_path / "b" / "config.json").read_text())
+        assert stored["imports"] == [str(tmp_path / "mine.py")]
+    finally:
+        (folder / "away.py").rename(folder / "mine.py")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("def get_config(:\n", "line 1"),
+        ("def get_config():\n  return undefined\n", "NameError: name 'undefined'"),
+        ("def get_config():\n  pass\n", "returns NoneType: expected the config"),
+    ],
+)
+def test_wrong_config_files(tmp_path, capsys, text, message):
+    (tmp_path / "c.py").write_text(text)
+    code = cli.main(["train", "--config", str(tmp_path / "c.py"), "--run", str(tmp_path / "r")])
     assert code == 2
     assert message in capsys.readouterr().err

@@ -157,6 +157,29 @@ def test_float_images_are_not_rounded():
     assert float(means["accuracy"]) > 0.95
 
 
+def test_whole_numbers_reach_a_network_as_floats():
+    """Weights of their type would all be 0."""
+    table = ff.data.from_arrays(np.arange(12).reshape(4, 3), np.array([0.0, 1.0, 2.0, 3.0]))
+    model = ff.models.build("mlp", num_classes=1, inputs=table.inputs)
+    logits = model.apply(model.init(jax.random.key(0)), jnp.arange(6).reshape(2, 3)).logits
+    assert logits.dtype == jnp.float32
+    assert float(jnp.abs(logits[0] - logits[1]).max()) > 1e-3
+
+
+def test_tokens_stay_whole_under_bfloat16():
+    class Words(nn.Module):
+        @nn.compact
+        def __call__(self, x, *, train=False):
+            del train
+            assert jnp.issubdtype(x.dtype, jnp.integer)
+            return nn.Embed(80_000, 2)(x)[:, 0]
+
+    spec = jax.ShapeDtypeStruct((1, 3), jnp.int32)
+    model = ff.models.from_linen(Words(), spec, "bfloat16")
+    variables = model.init(jax.random.key(0))
+    assert model.apply(variables, jnp.full((1, 3), 70_001)).logits.shape == (1, 2)
+
+
 def test_bytes_of_images_are_normalised_by_their_own_channels():
     images = np.random.default_rng(0).integers(0, 256, (50, 4, 4, 2), np.uint8)
     dataset = ff.data.from_arrays(images, np.zeros(50, int))
@@ -247,6 +270,11 @@ def test_a_table_into_an_image_model():
     [
         (lambda: ff.data.from_arrays(np.zeros((3, 2)), np.zeros(4)), "as many labels as inputs"),
         (lambda: ff.data.from_arrays(np.zeros((0, 2)), np.zeros(0)), "has no examples"),
+        (lambda: ff.data.from_arrays(np.zeros((3, 2)), np.zeros(3), mean=(1.0,)), "give both"),
+        (lambda: ff.data.from_arrays(np.zeros((3, 2)), np.zeros((3, 2), int)), "say num_classes"),
+        (lambda: ff.data.Partition.of([[2**32 + 1]]), "expected positions"),
+        (lambda: ff.data.Partition.of([[0.5]]), "expected positions"),
+        (lambda: ff.data.Partition.of([[-1]]), "owns -1"),
         (lambda: ff.data.on_device(Examples(np.array(["a"]), np.zeros(1))), "expected numbers"),
         (lambda: ff.data.on_device(Examples(np.array([2**40]), np.zeros(1))), "more than int32"),
     ],

@@ -107,6 +107,8 @@ def test_names_that_people_type(tmp_path, name, settings):
         ({"eval__splits": ("validation",)}, "there is none. Hold a share"),
         ({"data__validation": 0.001}, "holds out no example"),
         ({"imports": ("nowhere.py",)}, "no such file"),
+        ({"client__optimizer": "lbfgs"}, "unknown client optimizer 'lbfgs'"),
+        ({"seed": 2**40}, "seed = 1099511627776: expected less than"),
     ],
 )
 def test_refused(settings, message):
@@ -150,3 +152,24 @@ def test_every_default_is_in_its_own_range_and_says_so():
     assert Setting(0.5, at_least=0, below=1).range == "0 <= x < 1"
     assert Setting(1, choices=(1, 2)).range == "1 | 2"
     assert Setting(True).range == "bool"
+
+
+def test_a_method_named_for_momentum_records_it():
+    config = small_config(algorithm__name="fedavgm")
+    assert json.loads(config_lib.to_json(config))["server"]["momentum"] == 0.9
+    again = config_lib.from_json(config_lib.to_json(config))
+    assert config_lib.differences(config, again) == []
+
+
+def test_the_cosine_is_part_of_the_state(tmp_path):
+    """It may not begin later: the run says so, and calls no checkpoint damaged."""
+    ff.train(small_config(rounds=1), tmp_path, progress=False)
+    with pytest.raises(ff.UsageError, match=r"metrics\.cosine: False -> True"):
+        ff.train(small_config(rounds=2, metrics__cosine=True), tmp_path, progress=False)
+
+
+def test_shared_settings_are_the_same():
+    method = ff.algorithms.METHODS["scaffold"]
+    other = method._replace(name="mine", group="scaffold", settings={"option": Setting(1)})
+    with pytest.raises(ff.UsageError, match="shares the settings of 'scaffold'"):
+        ff.register.method(other)

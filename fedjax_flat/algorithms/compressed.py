@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fedjax_flat import rng
 from fedjax_flat.algorithms.base import Algorithm, Exchange
 from fedjax_flat.wire import Codec
 
@@ -33,7 +34,7 @@ def compressed(
         zero = jnp.int32(0)
         broadcasts = [part.broadcast(server, zero) for part in algorithm.exchanges]
         sent = tuple(_started(down, message) for message in broadcasts)
-        # Uploads have the shapes of what is differentiated: the model's, once per exchange.
+        # For codecs that keep something: of uploads that are shaped like the model, so far.
         kept = tuple(_started(up, variables) for _ in algorithm.exchanges)
         return Compressed(server, sent), Compressed(client, kept)
 
@@ -67,7 +68,7 @@ def _encoded(part: Exchange, i: int, up: Codec | None, down: Codec | None) -> Ex
         codecs = state.codecs
         if up is not None:
             upload = (reply.mean, reply.sum, reply.each)
-            (mean, total, each), kept = _through(up, upload, codecs[i], key)
+            (mean, total, each), kept = _through(up, upload, codecs[i], rng.fold(key, "codec"))
             reply = reply._replace(mean=mean, sum=total, each=each)
             codecs = (*codecs[:i], kept, *codecs[i + 1 :])
         return reply._replace(state=Compressed(reply.state, codecs))

@@ -87,7 +87,8 @@ def fedgloss(
 
     def probe(message, dual, data, round, key):
         delta, info = train(message, dual, data, round, key)
-        return reply(data, dual, info, mean=delta.params)
+        # The client only lends itself: nothing of what it trained here is kept.
+        return reply(data, dual, info._replace(model=()), mean=delta.params)
 
     def point(server, uploads, round):
         """What an exchange at x itself is for: the ascent direction, or its error."""

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import optax
 
+from fedjax_flat import errors
 from fedjax_flat.algorithms.base import Algorithm
 from fedjax_flat.client import Client
 from fedjax_flat.registry import Registry
@@ -62,4 +63,10 @@ METHODS: Registry[Method] = Registry("algorithm")
 def add_methods(methods: Method | tuple[Method, ...]) -> None:
     """Registers what a file exports as METHOD."""
     for method in (methods,) if isinstance(methods, Method) else methods:
+        for other in METHODS.values():
+            if other.section == method.section and dict(other.settings) != dict(method.settings):
+                raise errors.UsageError(
+                    f"algorithm {method.name!r} shares the settings of {other.name!r} "
+                    f"(algorithm.{method.section}) but has others. Leave group out, or share them."
+                )
         METHODS.add(method.name, method)

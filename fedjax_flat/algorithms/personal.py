@@ -35,16 +35,22 @@ def personal(algorithm: Algorithm, own: parts.Part) -> Algorithm:
             )
         return server, PersonalState(client, kept)
 
+    def model(server, state):
+        inner = algorithm.personal  # of another part that stays
+        shared = inner(server, state.inner) if inner else algorithm.models(server)["global"]
+        return parts.put(shared, state.own)
+
     return algorithm._replace(
         init=init,
         exchanges=tuple(_kept(part, own) for part in algorithm.exchanges),
-        personal=lambda server, state: parts.put(algorithm.models(server)["global"], state.own),
+        personal=model,
     )
 
 
 def _kept(part: Exchange, own: parts.Part) -> Exchange:
     def local(message, state, data, round, key):
-        reply = part.local(message, state.inner, data.replace(own=state.own), round, key)
+        merged = data.replace(own={**data.own, **state.own})
+        reply = part.local(message, state.inner, merged, round, key)
         trained = reply.info.model
         kept = parts.take(trained, own) if jax.tree.leaves(trained) else state.own
         return reply._replace(state=PersonalState(reply.state, kept))
@@ -53,5 +59,5 @@ def _kept(part: Exchange, own: parts.Part) -> Exchange:
     return part._replace(
         local=local,
         address=address and (lambda common, state, client: address(common, state.inner, client)),
-        own=own,
+        own=lambda name: own(name) or bool(part.own and part.own(name)),
     )

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_flat import debug, parts, rng
+from fedjax_flat import debug, errors, parts, rng
 from fedjax_flat.client.terms import Term
 from fedjax_flat.data import federated
 from fedjax_flat.data.federated import ClientData, client_batch, shuffled_positions
@@ -96,6 +96,11 @@ def local_training(
     ) -> LocalResult:
         transforms = (sharpness or own_sharpness, drift, optimizer)
         chain = optax.chain(*(optax.identity() if t is None else t for t in transforms))
+        if frozen and not parts.take(variables, frozen):
+            raise errors.UsageError(
+                "a frozen part that is empty: the predicate holds for none of "
+                f"{', '.join(parts.take(variables, lambda name: True))}."
+            )
         anchor = parts.put(variables, data.own)
         visit = functools.partial(
             _visit, _Step(task, chain, anchor.params, terms, frozen, round),
@@ -153,7 +158,11 @@ class _Step(NamedTuple):
             (_, seen), grads = gradient(params, *rest)
             return seen, self.still(grads)
 
-        (sums, stats), grads = at(params)
+        (sums, moved), grads = at(params)
+        if self.frozen:
+            kept = parts.take(Variables((), stats), self.frozen)
+            moved = parts.put(Variables((), moved), kept).stats
+        stats = moved
         debug.check({"loss": sums["loss"], "gradient": grads}, **where)
         updates, states = self.chain.update(
             grads, states, params, grad_fn=lambda p: at(p)[1], anchor=self.anchor, round=self.round
@@ -232,7 +241,11 @@ def _no_sums(task: Task, variables: Variables, data: ClientData, batch_size: int
 
 
 def full_gradient(client: Client, variables: Variables, data: ClientData) -> tuple[Any, LocalInfo]:
-    """(gradient of the mean loss over all a client's examples as they are, what was seen)."""
+    """(gradient of the mean loss over all a client's examples as they are, what was seen).
+
+    In the client's own part of the model there is none: it is no business of the server's.
+    """
+    variables = parts.put(variables, data.own)
 
     def of_batch(stored):
         batch = client.task.prepare(stored, None)
@@ -247,6 +260,7 @@ def full_gradient(client: Client, variables: Variables, data: ClientData) -> tup
 
     total, sums = client.over(of_batch, data)
     gradient = jax.tree.map(lambda g: g / jnp.maximum(sums["units"], 1).astype(g.dtype), total)
+    gradient = parts.without(Variables(gradient), lambda name: name in data.own).params
     zero = jnp.zeros((), jnp.float32)
     return gradient, LocalInfo(sums, zero, jnp.zeros((), jnp.int32), ())
 

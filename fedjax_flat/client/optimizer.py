@@ -64,7 +64,10 @@ def _factory(name: str) -> Callable[..., optax.GradientTransformation]:
     takes_rate = lambda f: inspect.isfunction(f) and next(
         iter(inspect.signature(f).parameters), ""
     ) == "learning_rate"
-    names = {n: f for n, f in vars(optax).items() if not n.startswith("_") and takes_rate(f)}
+    # They need the loss's value, or are no optimisers.
+    not_here = ("lbfgs", "polyak_sgd", "scale_by_learning_rate")
+    names = {n: f for n, f in vars(optax).items()
+             if not n.startswith("_") and n not in not_here and takes_rate(f)}
     return errors.lookup("client optimizer", name, names)
 
 

@@ -120,12 +120,15 @@ def of_client(
     stats: Any = (),
     batch_size: int | None = None,
     weight_decay: float = 0.0,
+    precision: str = "float32",
 ) -> DataLoss:
     """The loss of a task on one client's examples; the same shapes for every client."""
+    if data.groups is not None:
+        raise errors.UsageError("the loss of a group of clients: ask for each client's by itself.")
     size = min(batch_size or _batch_size(), data.max_size)
     position = jnp.arange(-(-data.max_size // size) * size).reshape(-1, size)
     stored = client_batch(data.client(jnp.int32(client)), position)
-    return _of_batches(task, stored, stats, weight_decay, "float32")
+    return _of_batches(task, stored, stats, weight_decay, precision)
 
 
 def _of_batches(task: Task, stored: Batch, stats, weight_decay: float, precision: str) -> DataLoss:

@@ -35,6 +35,13 @@ class Partition:
     @classmethod
     def of(cls, lists) -> "Partition":
         """From a list of index arrays, one per client."""
+        lists = [np.asarray(x) for x in lists]
+        for x in lists:
+            if x.size and (x.dtype.kind not in "iu" or x.min() < 0 or x.max() >= 2**31):
+                raise errors.UsageError(
+                    f"a partition that owns {x.flat[0]} ({x.dtype}): expected positions of "
+                    "examples, whole numbers from 0."
+                )
         sizes = [len(x) for x in lists]
         flat = np.concatenate([np.zeros(0, np.int64), *(np.asarray(x, np.int64) for x in lists)])
         return cls(flat.astype(np.int32), np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64))

@@ -109,12 +109,20 @@ def from_arrays(
             raise errors.UsageError(f"data set {name!r} has no examples.")
     leaves = jax.tree.leaves((train.labels, tested.labels))
     classes = all(x.dtype.kind in "iub" for x in leaves)
+    if len(mean) != len(std):
+        raise errors.UsageError(f"mean has {len(mean)} values, std {len(std)}: give both or none.")
+    if num_classes is None and classes and any(x.ndim > 1 for x in leaves):
+        raise errors.UsageError(
+            f"labels of shape {leaves[0].shape}: say num_classes, because some labels of pixels "
+            "may be no class."
+        )
     if num_classes is None:
         num_classes = 1 + max(int(x.max()) for x in leaves) if classes else 0
     images = jax.tree.leaves(train.inputs)
-    if not mean and len(images) == 1 and images[0].ndim == 4 and images[0].dtype == np.uint8:
+    if not mean and len(images) == 1 and images[0].ndim in (3, 4) and images[0].dtype == np.uint8:
         max_value = 255.0  # pixels: normalised by what the train images have
-        scaled = images[0].reshape(-1, images[0].shape[-1]) / max_value
+        channels = images[0].shape[-1] if images[0].ndim == 4 else 1
+        scaled = images[0].reshape(-1, channels) / max_value
         mean, std = tuple(scaled.mean(0).tolist()), tuple((scaled.std(0) + 1e-6).tolist())
     task = task or ("classification" if classes else "regression")
     return Dataset(name, train, tested, num_classes, max_value, mean, std, task)

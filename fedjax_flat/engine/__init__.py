@@ -1,1 +1,1 @@
-"""Rounds, cohorts, evaluation, checkpoints and the loop around them."""
+"""The round as one pure function: nothing here knows of files."""

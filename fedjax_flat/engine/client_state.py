@@ -40,12 +40,20 @@ def gather(clients: Any, cohort: Any) -> Any:
     def rows(x):
         if not _on_host(x):
             return x[cohort.clients]
-        one = lambda k: jax.device_put(
-            jax.lax.dynamic_index_in_dim(x, k, keepdims=False), DEVICE
-        )
-        return jax.lax.map(one, cohort.clients)
+        return jax.lax.map(lambda k: row(x, k), cohort.clients)
 
     return jax.tree.map(rows, clients)
+
+
+def row(clients: Any, k: Any) -> Any:
+    """One client's state, on the device."""
+
+    def one(x):
+        if not _on_host(x):
+            return x[k]
+        return jax.device_put(jax.lax.dynamic_index_in_dim(x, k, keepdims=False), DEVICE)
+
+    return jax.tree.map(one, clients)
 
 
 def scatter(clients: Any, cohort: Any, rows: Any) -> Any:

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from fedjax_flat.algorithms import Algorithm
 from fedjax_flat.data import Examples, FederatedData, count_of, over, whole
+from fedjax_flat.engine import client_state
 from fedjax_flat.engine.cohort import CohortMap, cohort_map
 from fedjax_flat.models import Variables
 from fedjax_flat.tasks import Sums, Task
@@ -65,7 +66,7 @@ def personal_evaluator(
             server, states, data = shared
             mask = k < data.num_clients
             k = jnp.where(mask, k, 0)
-            variables = model_of(server, jax.tree.map(lambda x: x[k], states))
+            variables = model_of(server, client_state.row(states, k))
             own = data.client(k, mask)
             return (), over(lambda batch: task.evaluate(variables, batch), own, batch_size)
 

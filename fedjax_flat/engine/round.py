@@ -277,18 +277,25 @@ def traffic(algorithm: Algorithm, state: TrainState, data: FederatedData) -> Tra
         )
         message, upload = jax.tree.unflatten(jax.tree.structure(shapes), traced.jaxpr.outvars)
         weigh = [f or bits_of for f in part.bits]
-        down += weigh[0](_sent(message, part))
-        up += weigh[1](_sent(upload, part))
+        stays = _stays(part, algorithm.models(state.server)["global"])
+        down += weigh[0](_sent(message, stays))
+        up += weigh[1](_sent(upload, stays))
     return Traffic(down, up)
 
 
-def _sent(tree: Any, part: Exchange) -> dict[str, jax.ShapeDtypeStruct]:
+def _stays(part: Exchange, model: Variables) -> parts.Part:
+    """Whether what is sent under a name, in whatever tree, is of a leaf that stays with clients."""
+    names = parts.take(model, part.own) if part.own else {}
+    tails = [name.removeprefix("params/") for name in names]
+    return lambda name: any(name == tail or name.endswith(f"/{tail}") for tail in tails)
+
+
+def _sent(tree: Any, stays: parts.Part) -> dict[str, jax.ShapeDtypeStruct]:
     """The distinct arrays of a tree of traced values that leave, by name."""
     found, seen = {}, set()
     for path, var in jax.tree_util.tree_leaves_with_path(tree):
         name, shape = parts.name_of(path), var.aval
-        is_sent = jnp.issubdtype(shape.dtype, jnp.floating) and shape.ndim
-        if id(var) in seen or not is_sent or (part.own and part.own(name)):
+        if id(var) in seen or not shape.ndim or stays(name):
             continue
         seen.add(id(var))
         found[name] = jax.ShapeDtypeStruct(shape.shape, shape.dtype)

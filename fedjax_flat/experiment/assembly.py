@@ -60,7 +60,7 @@ class Experiment:
         variables = jax.jit(self.task.init)(rng.fold(key, "init"))
         return init_state(
             self.algorithm, variables, self.data.num_clients, key, self.averages,
-            self.client_state_in, cosine=self.config.eval.cosine,
+            self.client_state_in, cosine=self.config.metrics.cosine,
         )
 
     def models(self, state: TrainState) -> dict[str, Variables]:
@@ -97,7 +97,7 @@ def build(
     batches = over if over.mesh else cohort.cohort_map("map")
     data = over.replicate(data_lib.federate(dataset.train, kept))
     splits = build_splits(config, dataset, data, held_out, over)
-    cosine = config.eval.cosine
+    cosine = config.metrics.cosine
     personal = None
     if algorithm.personal:
         personal = jax.jit(

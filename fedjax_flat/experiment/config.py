@@ -35,7 +35,7 @@ FREE = ("rounds", "rounds_per_dispatch", "eval", "curvature", "checkpoint", "ten
 
 _SHARE: dict[str, Any] = {"at_least": 0, "below": 1}
 SETTINGS: dict[str, Setting] = {
-    "seed": Setting(0, at_least=0),
+    "seed": Setting(0, at_least=0, below=2**32),
     "rounds": Setting(100, at_least=1),
     "rounds_per_dispatch": Setting(50, "at most; fewer when rounds are long", at_least=1),
     "debug": Setting(False, "without jit, naming client, step and tensor of the first NaN"),
@@ -120,7 +120,8 @@ SETTINGS: dict[str, Setting] = {
     "eval.window": Setting(10, "every one of the last rounds; reported is their mean", at_least=1),
     "eval.splits": Setting(("test",)),
     "eval.batch_size": Setting(500, at_least=1),
-    "eval.cosine": Setting(False, "the angle between consecutive moves of the global model"),
+
+    "metrics.cosine": Setting(False, "the angle between consecutive moves of the global model"),
 
     "curvature.every": Setting(0, "rounds; 0 is never", at_least=0),
     "curvature.examples": Setting(0, "the first so many of train; 0 is all", at_least=0),
@@ -240,6 +241,7 @@ def used(config: ml_collections.ConfigDict) -> dict[str, Any]:
     """The settings that have an effect, with their values; flat names."""
     choices, flat = settings_of(config), flatten(config)
     names = [n for n in flat if not usage.why_unused(n, config, choices)]
+    flat["server.momentum"] = usage.server_momentum(config)
     return {n: choices[n].default if flat[n] is None else flat[n] for n in names}
 
 

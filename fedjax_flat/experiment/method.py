@@ -105,7 +105,4 @@ def build_server_optimizer(config: ml_collections.ConfigDict):
     kind = usage.server_optimizer_of(config)
     if kind in server.ADAPTIVE:
         return server.adaptive(kind, **config.server.adaptive)
-    momentum = config.server.momentum
-    if usage.method_of(config).optimizer == "sgd with momentum":
-        momentum = momentum or 0.9
-    return server.sgd(config.server.learning_rate, momentum)
+    return server.sgd(config.server.learning_rate, usage.server_momentum(config))

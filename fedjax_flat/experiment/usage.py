@@ -47,6 +47,12 @@ def server_optimizer_of(config: Config) -> str:
     return named if named in (*ADAPTIVE, "own") else config.server.optimizer
 
 
+def server_momentum(config: Config) -> float:
+    """Of SGD on the server; a method that is named for it has 0.9 if none is set."""
+    named = method_of(config).optimizer == "sgd with momentum"
+    return config.server.momentum or (0.9 if named else 0.0)
+
+
 def _takes_steps(c: Config) -> bool:
     return method_of(c).sharpness != "no steps"
 

@@ -69,11 +69,19 @@ def from_linen(
 
     def apply(variables, inputs, key=None, mask=None):
         if dtype == jnp.bfloat16:
-            inputs = jax.tree.map(lambda x: x.astype(dtype), inputs)
+            narrow = lambda x: x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x
+            inputs = jax.tree.map(narrow, inputs)
         train, rngs = key is not None, None if key is None else {"dropout": key}
         stats = variables.stats
         options = {"mask": mask} if "mask" in takes else {}
         moves = bool(train and stats and not frozen_stats)
+        if moves and "batch_stats" in stats and "mask" not in takes:
+            raise errors.UsageError(
+                f"{type(module).__name__} has BatchNorm but takes no mask=, so that padding would "
+                "count in its statistics: expected __call__(self, x, *, train=False, mask=None), "
+                "handed on to models.layers.BatchNorm(...)(x, train=train, mask=mask), or to "
+                "flax's nn.BatchNorm as its mask."
+            )
         read: list[Any] = []
 
         def watch(call, args, kwargs, context):

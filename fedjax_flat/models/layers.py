@@ -15,6 +15,11 @@ import jax.numpy as jnp
 from fedjax_flat import ops
 
 
+def _floating(x: jax.Array) -> jax.Array:
+    """Whole numbers as float32: weights of their type would all be 0."""
+    return x if jnp.issubdtype(x.dtype, jnp.floating) else x.astype(jnp.float32)
+
+
 def _uniform(fan_in: int):
     bound = 1 / math.sqrt(fan_in)
 
@@ -31,6 +36,7 @@ class Dense(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
+        x = _floating(x)
         init = _uniform(x.shape[-1])
         kernel = self.param("kernel", init, (x.shape[-1], self.features)).astype(x.dtype)
         bias = self.param("bias", init, (self.features,)).astype(x.dtype)
@@ -56,6 +62,7 @@ class Conv(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
+        x = _floating(x)
         shape = (*self.kernel_size, x.shape[-1] // self.feature_group_count, self.features)
         init = _uniform(math.prod(shape[:3]))
         x = ops.conv(

@@ -47,7 +47,10 @@ def loss_of(
     if split == "own":
         if client is None:
             raise errors.UsageError("split own is the data of one client: say which, --client K.")
-        return curvature.of_client(built.task, built.data, client, stats=stats)
+        return curvature.of_client(
+            built.task, built.data, client, stats=stats, precision=precision
+        )
+    errors.at_least("--examples", examples, 0)
     return curvature.of_examples(
         built.task, built.split(split), stats=stats, limit=examples or None, precision=precision
     )

@@ -5,13 +5,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_flat import experiment
+from fedjax_flat import errors, experiment
 from fedjax_flat.algorithms import METHODS
 from fedjax_flat.engine.round import traffic
 from fedjax_flat.report import tables
 
 GRADIENTS_OF_SAM = 2
-NEED_STATISTICS = ("fedbn", "silobn")  # shown with the MLP that has them
 
 
 def describe(name: str) -> dict[str, Any]:
@@ -19,9 +18,11 @@ def describe(name: str) -> dict[str, Any]:
     method = METHODS[name]
     config = experiment.default_config()
     config.algorithm.name = name
-    if name in NEED_STATISTICS:
+    try:
+        built = experiment.build(config)
+    except errors.UsageError:  # a method for models with normalisation
         config.model.norm = "batch"
-    built = experiment.build(config)
+        built = experiment.build(config)
     state = jax.eval_shape(built.init)
     model = _floats(built.algorithm.models(state.server)["global"])
     sent = traffic(built.algorithm, state, built.data)

@@ -75,7 +75,9 @@ class Checkpoints:
                 self._damaged.add(round)
         if newest_first:
             raise errors.UsageError(
-                f"every checkpoint in {self._folder} is damaged. Start again with --fresh."
+                f"no checkpoint in {self._folder} can be read: all are damaged, or hold the state "
+                "of another version of this program. Train in another folder; delete this one with "
+                "--fresh only if it is worth nothing."
             )
         return None
 

@@ -51,10 +51,11 @@ class RunFolder:
     def config(self) -> ml_collections.ConfigDict:
         """The settings of the run that is here; imports the files that they need."""
         try:
-            text = self.config_file.read_text()
-            for file in json.loads(text).get("imports", ()):
-                self._import(file)
-            return config_lib.from_json(text)
+            values = json.loads(self.config_file.read_text())
+            values["imports"] = [
+                self._import(i, file) for i, file in enumerate(values.get("imports", ()))
+            ]
+            return config_lib.from_json(json.dumps(values))
         except FileNotFoundError:
             raise errors.UsageError(
                 f"{self.path} is not a run folder: it has no config.json. `fedjax-flat train "
@@ -65,14 +66,20 @@ class RunFolder:
         except (ValueError, KeyError, AttributeError, TypeError) as e:
             raise errors.UsageError(f"{self.config_file} cannot be read: {e}") from e
 
-    def _import(self, file: str) -> None:
-        if not pathlib.Path(file).is_file():
+    def _import(self, i: int, file: str) -> str:
+        """Runs an imported file, or finds that another of the same content was run."""
+        if pathlib.Path(file).is_file():
+            if plugins.loaded(plugins.digest(pathlib.Path(file))) is None:
+                logger.warning("%s was trained with %s, which is run now", self.path, file)
+            return plugins.load(file)
+        copy = self.imports / f"{i}_{pathlib.Path(file).name}"
+        moved = plugins.loaded(plugins.digest(copy)) if copy.is_file() else None
+        if moved is None:
             raise errors.UsageError(
-                f"{self.path} was trained with {file}, which is missing. Put it back; as it was it "
-                f"is in {self.imports}."
+                f"{self.path} was trained with {file}, which is missing. Put it back (as it was it "
+                f"is in {self.imports}), or train once with --import NEWPLACE."
             )
-        logger.warning("%s was trained with %s, which is run now", self.path, file)
-        plugins.load(file)
+        return moved
 
     def check_imports(self, config: ml_collections.ConfigDict, *, warn: bool = False) -> None:
         """Refuses, or warns of, an imported file that is not the one the run was trained with."""
