@@ -89,6 +89,8 @@ def _parser() -> argparse.ArgumentParser:
         help="accuracies of run folders, rounds and communication to the first one's",
     )
     compare.add_argument("runs", nargs="+", metavar="RUN")
+    compare.add_argument("--split", default="test", help="test (default), or another that was "
+                         "evaluated: validation, train; own for personal models")
     compare.add_argument("--figure", metavar="FILE", help="draw their curves")
     compare.set_defaults(call=_compare)
 
@@ -193,7 +195,7 @@ def _compare(args, rest: list[str]) -> int:
     from fedjax_flat.report.compare import compare
 
     _refuse_unknown(rest)
-    print(compare(args.runs, args.figure))
+    print(compare(args.runs, args.figure, args.split))
     return 0
 
 

@@ -51,7 +51,18 @@ def test_table_of_runs(tmp_path, capsys):
 
 def test_no_run_there(tmp_path, capsys):
     assert cli.main(["compare", str(tmp_path)]) == 2
-    assert "nothing to compare" in capsys.readouterr().err
+    assert "it has no evaluations" in capsys.readouterr().err
+
+
+def test_another_split(tmp_path, capsys):
+    as_validation = lambda found: [
+        r | {"split": r["split"].replace("test", "validation")} for r in found
+    ]
+    a = write(tmp_path / "a", as_validation(records([0.1, 0.4, 0.4], 10)))
+    assert cli.main(["compare", a]) == 2
+    assert "the test split: it has validation. Choose another" in capsys.readouterr().err
+    assert cli.main(["compare", a, "--split", "validation"]) == 0
+    assert "validation accuracy (%)" in capsys.readouterr().out
 
 
 def test_algorithms_as_table_and_as_data(capsys):

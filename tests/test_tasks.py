@@ -247,6 +247,28 @@ def test_losses_that_do_not_fit_their_mask():
         broken.evaluate(None, batch)
 
 
+def test_a_score_that_is_not_reported():
+    p = Problem((3,))
+    wrong = p.task._replace(score="acuracy")
+    with pytest.raises(ff.UsageError, match=r"score 'acuracy' is not in its report.*'accuracy'"):
+        wrong.means(ff.evaluator(wrong, 3)(p.variables, p.data.examples))
+
+
+@pytest.mark.parametrize("kind", ["source", "partition"])
+def test_registered_things_of_the_wrong_kind(kind):
+    if kind == "source":
+        ff.register.source("wrong_kind", lambda: (1, 2))
+        config, message = small_config(data__name="wrong_kind"), "is a tuple: expected"
+    else:
+        ff.register.partition("wrong_kind", lambda dataset: [[0], [1]])
+        config, message = small_config(partition__name="wrong_kind"), "returns list: expected"
+    try:
+        with pytest.raises(ff.UsageError, match=message):
+            ff.build(config)
+    finally:
+        (ff.data.SOURCES if kind == "source" else ff.data.PARTITIONS).remove("wrong_kind")
+
+
 def test_a_module_without_train():
     class Deaf(nn.Module):
         @nn.compact

@@ -149,7 +149,13 @@ def check_labels(dataset: Dataset, ignored: int | None = None) -> None:
 
 def load(name: str, data_dir: str | os.PathLike | None = None) -> Dataset:
     """Loads dataset `name`; `data_dir` defaults to the environment variable FEDJAX_FLAT_DATA."""
-    return SOURCES.find(name)(data_dir or os.environ.get(DATA_VARIABLE))
+    dataset = SOURCES.find(name)(data_dir or os.environ.get(DATA_VARIABLE))
+    if not isinstance(dataset, Dataset):
+        raise errors.UsageError(
+            f"dataset {name} is a {type(dataset).__name__}: expected fedjax_flat.data.Dataset, as "
+            "from_arrays makes one."
+        )
+    return dataset
 
 
 def digits(data_dir=None) -> Dataset:

@@ -189,5 +189,10 @@ def build_partition(
     found = data_lib.PARTITIONS.find(config.partition.name)
     options = config_lib.options_of(config, "partition", found)
     partition = found.make(dataset, data_dir, **options)
+    if not isinstance(partition, Partition):
+        raise errors.UsageError(
+            f"partition {config.partition.name} returns {type(partition).__name__}: expected "
+            "fedjax_flat.data.Partition.of(index lists)."
+        )
     partition.check(data_lib.count_of(dataset.train))
     return partition

@@ -13,19 +13,20 @@ from fedjax_flat.run import metrics
 from fedjax_flat.run.run_folder import RunFolder
 
 
-def compare(runs: list[str], figure: str | None = None) -> str:
-    """A table of run folders; the curves too, if `figure` names a file."""
-    records = {run: _read(run) for run in runs}
+def compare(runs: list[str], figure: str | None = None, split: str = "test") -> str:
+    """A table of run folders on a split; the curves too, if `figure` names a file."""
+    records = {run: _read(run, split) for run in runs}
     window = {run: RunFolder(run).config().eval.window for run in runs}
     first = runs[0]
-    target, _, _ = metrics.window_mean(records[first], window[first])
+    model = "personal" if split == "own" else "global"
+    target, _, _ = metrics.window_mean(records[first], window[first], split=split, model=model)
     whole = metrics.bytes_until(records[first])
     rows = []
     for run, found in records.items():
-        models = dict.fromkeys(r["model"] for r in found if r["split"] == "test")
+        models = dict.fromkeys(r["model"] for r in found if r["split"] == split)
         for model in models:
-            mean, deviation, _ = metrics.window_mean(found, window[run], model=model)
-            reached = metrics.rounds_to(found, target, model=model)
+            mean, deviation, _ = metrics.window_mean(found, window[run], split=split, model=model)
+            reached = metrics.rounds_to(found, target, split=split, model=model)
             spent = metrics.bytes_until(found, reached) / whole if reached is not None else None
             rows.append(
                 [
@@ -38,18 +39,21 @@ def compare(runs: list[str], figure: str | None = None) -> str:
             )
     to_target = f"rounds to {100 * target:.2f} %"
     score = metrics.score_name(records[first])
-    header = ["run", "model", f"test {score} (%)", to_target, "sent by then"]
+    header = ["run", "model", f"{split} {score} (%)", to_target, "sent by then"]
     text = tables.table(header, rows, left=(0, 1))
     if figure:
         curves = {pathlib.Path(run).name: [found] for run, found in records.items()}
-        text += f"\nfigure: {figures.score_curves(curves, figure)}"
+        text += f"\nfigure: {figures.score_curves(curves, figure, split=split)}"
     return text
 
 
-def _read(run: str) -> list[dict[str, Any]]:
+def _read(run: str, split: str) -> list[dict[str, Any]]:
     records = metrics.read(RunFolder(run).metrics_file)
-    if not any(r["split"] == "test" for r in records):
+    evaluated = dict.fromkeys(r["split"] for r in records if r["split"] != "cohort")
+    if split not in evaluated:
+        has = f"it has {', '.join(evaluated)}" if evaluated else "it has no evaluations"
         raise errors.UsageError(
-            f"{run} is not a run folder with evaluations on the test split: nothing to compare."
+            f"{run} is not a run folder with evaluations on the {split} split: {has}. Choose "
+            "another with --split."
         )
     return records

@@ -2,7 +2,7 @@
 
 from fedjax_flat.registry import Entry, Registry, entry
 from fedjax_flat.settings import Setting
-from fedjax_flat.tasks.base import Sums, Task, count, masked_sum
+from fedjax_flat.tasks.base import Sums, Task, count, masked_sum, of_network
 from fedjax_flat.tasks.classification import classification, cross_entropy
 from fedjax_flat.tasks.regression import regression
 from fedjax_flat.tasks.segmentation import segmentation
@@ -16,6 +16,6 @@ TASKS.add("segmentation", entry(segmentation, {
 }))
 
 __all__ = [
-    "TASKS", "Sums", "Task", "classification", "count", "cross_entropy", "masked_sum", "regression",
-    "segmentation",
+    "TASKS", "Sums", "Task", "classification", "count", "cross_entropy", "masked_sum", "of_network",
+    "regression", "segmentation",
 ]

@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_flat import errors
-from fedjax_flat.data import Batch
-from fedjax_flat.models import Outputs, Variables
+from fedjax_flat.data import Batch, Preprocess
+from fedjax_flat.models import Model, Outputs, Variables
 
 Sums = dict[str, Any]
 
@@ -51,12 +51,32 @@ class Task(NamedTuple):
     def means(self, sums: Sums) -> dict[str, jax.Array]:
         """Loss per unit and the task's report; zero when there was no unit."""
         units = jnp.maximum(sums["units"], 1).astype(sums["loss"].dtype)
-        return {"loss": sums["loss"] / units, **self.report(sums)}
+        means = {"loss": sums["loss"] / units, **self.report(sums)}
+        if self.score not in means:
+            raise errors.UsageError(
+                f"the task's score {self.score!r} is not in its report: expected one of "
+                f"{', '.join(means)}." + errors.did_you_mean(self.score, means)
+            )
+        return means
 
     def evaluate(self, variables: Variables, stored: Batch) -> Sums:
         """Sums over stored examples, in evaluation mode."""
         batch = self.prepare(stored, None)
         return self.measure(self.forward(variables, batch, None), batch)
+
+
+def of_network(
+    model: Model,
+    preprocess: Preprocess,
+    *,
+    losses: Callable[[Outputs, Batch], tuple[jax.Array, jax.Array]],
+    sums: Callable[[Outputs, Batch], Sums],
+    report: Callable[[Sums], dict[str, jax.Array]],
+    score: str,
+) -> Task:
+    """The task of a network that reads a batch's inputs and is compared with its labels."""
+    forward = lambda variables, batch, key: model.apply(variables, batch.inputs, key, batch.mask)
+    return Task(model.init, preprocess.apply, forward, losses, sums, report, score)
 
 
 def masked_sum(values: jax.Array, mask: jax.Array) -> jax.Array:

@@ -9,7 +9,7 @@ import optax
 from fedjax_flat import errors
 from fedjax_flat.data import Dataset, Preprocess
 from fedjax_flat.models import Model
-from fedjax_flat.tasks.base import Task, count
+from fedjax_flat.tasks.base import Task, count, of_network
 
 Loss = Callable[[jax.Array, jax.Array], jax.Array]
 
@@ -45,14 +45,9 @@ def classification(
         correct = jnp.argmax(outputs.logits, axis=-1).astype(labels.dtype) == labels
         return {"correct": count(batch.mask & correct)}
 
-    return Task(
-        init=model.init,
-        prepare=preprocess.apply,
-        forward=lambda variables, batch, key: model.apply(variables, batch.inputs, key, batch.mask),
-        losses=losses,
-        sums=sums,
-        report=lambda s: {"accuracy": s["correct"] / jnp.maximum(s["units"], 1)},
-        score="accuracy",
+    report = lambda s: {"accuracy": s["correct"] / jnp.maximum(s["units"], 1)}
+    return of_network(
+        model, preprocess, losses=losses, sums=sums, report=report, score="accuracy"
     )
 
 

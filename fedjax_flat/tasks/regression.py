@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from fedjax_flat import errors
 from fedjax_flat.data import Dataset, Preprocess
 from fedjax_flat.models import Model
-from fedjax_flat.tasks.base import Task, masked_sum
+from fedjax_flat.tasks.base import Task, masked_sum, of_network
 
 
 def regression(model: Model, preprocess: Preprocess, dataset: Dataset | None = None) -> Task:
@@ -37,12 +37,4 @@ def regression(model: Model, preprocess: Preprocess, dataset: Dataset | None = N
             "rmse": jnp.sqrt(sums["loss"] / n),
         }
 
-    return Task(
-        init=model.init,
-        prepare=preprocess.apply,
-        forward=lambda variables, batch, key: model.apply(variables, batch.inputs, key, batch.mask),
-        losses=losses,
-        sums=sums,
-        report=report,
-        score="r2",
-    )
+    return of_network(model, preprocess, losses=losses, sums=sums, report=report, score="r2")

@@ -12,7 +12,7 @@ import optax
 from fedjax_flat import errors
 from fedjax_flat.data import Dataset, Preprocess
 from fedjax_flat.models import Model
-from fedjax_flat.tasks.base import Task
+from fedjax_flat.tasks.base import Task, of_network
 
 
 def segmentation(
@@ -61,12 +61,4 @@ def segmentation(
             "accuracy": jnp.sum(hit) / jnp.maximum(jnp.sum(confusion), 1),
         }
 
-    return Task(
-        init=model.init,
-        prepare=preprocess.apply,
-        forward=lambda variables, batch, key: model.apply(variables, batch.inputs, key, batch.mask),
-        losses=losses,
-        sums=sums,
-        report=report,
-        score="miou",
-    )
+    return of_network(model, preprocess, losses=losses, sums=sums, report=report, score="miou")
