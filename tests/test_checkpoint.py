@@ -76,5 +76,5 @@ def test_all_damaged(checkpoints, state, tmp_path):
     checkpoints.save(1, state)
     damage(tmp_path / "checkpoints" / "1", "truncate")
     damaged = pytest.warns(UserWarning, match="damaged")
-    with damaged, pytest.raises(ff.UsageError, match="every checkpoint"):
+    with damaged, pytest.raises(ff.UsageError, match="can be read: all are damaged"):
         checkpoints.restore(state)
