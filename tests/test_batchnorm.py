@@ -31,7 +31,7 @@ def unpacked(model):
     return to_double(params), to_double(s)
 
 
-def close(ours, theirs, tolerance=1e-5):
+def assert_close_to(ours, theirs, tolerance=1e-5):
     for name, value in theirs.items():
         np.testing.assert_allclose(ours[name], value, rtol=tolerance, atol=tolerance, err_msg=name)
 
@@ -50,8 +50,8 @@ def test_three_local_steps_with_a_ragged_batch(rho):
     batches = [order[:4], order[4:8], order[8:]]
     params, stats = ref.bn_local(*unpacked(p.variables), drawn.x, drawn.y, batches, 0.1, rho=rho)
     found = unpacked(result.variables)
-    close(found[0], params)
-    close(found[1], stats)
+    assert_close_to(found[0], params)
+    assert_close_to(found[1], stats)
     assert np.abs(stats["mean"]).max() > 0.01
 
 
@@ -90,8 +90,8 @@ def test_averaged_statistics_against_numpy():
     d, drawn = rounds_of(p)
     params, stats = ref.fedavg_bn(*unpacked(p.variables), d.x, d.y, d.members, drawn, d.rate)
     found = unpacked(run.model)
-    close(found[0], params)
-    close(found[1], stats)
+    assert_close_to(found[0], params)
+    assert_close_to(found[1], stats)
 
 
 def own_of(run, k):
@@ -107,9 +107,9 @@ def test_normalisation_that_stays_against_numpy(name):
     d, drawn = rounds_of(p)
     reference = getattr(ref, name)
     shared, own = reference(*unpacked(p.variables), d.x, d.y, d.members, drawn, d.rate)
-    close(unpacked(run.model)[0], shared)
+    assert_close_to(unpacked(run.model)[0], shared)
     for k in range(len(SIZES)):
-        close(own_of(run, k), own[k])
+        assert_close_to(own_of(run, k), own[k])
 
 
 @pytest.mark.parametrize("name", ["fedbn", "silobn"])

@@ -116,6 +116,7 @@ def test_every_row_of_the_fedgloss_tables(name, data):
     for extra in ("", ",no_duals", ",variant=released", ",released"):
         c = fedgloss(f"{data},method={name}{extra}")
         config_lib.validate(c)
+        assert c.algorithm.name == fedgloss_file["METHODS"][name][0]
 
 
 @pytest.mark.parametrize(
