@@ -17,15 +17,17 @@ from fedjax_flat.data.sources import (
     SOURCES,
     Dataset,
     Examples,
+    Source,
     check_labels,
     count_of,
+    data_folder,
     from_arrays,
     load,
 )
 
 __all__ = [
     "DATA_VARIABLE", "PARTITIONS", "SOURCES", "Batch", "ClientData", "Dataset", "Examples",
-    "FederatedData", "Partition", "Preprocess", "check_labels", "count_of", "dirichlet", "federate",
-    "from_arrays", "grouped", "iid", "load", "on_device", "over", "preprocess", "released",
-    "statistics", "whole",
+    "FederatedData", "Partition", "Preprocess", "Source", "check_labels", "count_of", "data_folder",
+    "dirichlet", "federate", "from_arrays", "grouped", "iid", "load", "on_device", "over",
+    "preprocess", "released", "statistics", "whole",
 ]
