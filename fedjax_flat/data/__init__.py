@@ -11,6 +11,7 @@ from fedjax_flat.data.federated import (
     over,
     whole,
 )
+from fedjax_flat.data.host import HostData
 from fedjax_flat.data.partition import PARTITIONS, Partition, dirichlet, iid, released, statistics
 from fedjax_flat.data.sources import (
     DATA_VARIABLE,
@@ -27,7 +28,7 @@ from fedjax_flat.data.sources import (
 
 __all__ = [
     "DATA_VARIABLE", "PARTITIONS", "SOURCES", "Batch", "ClientData", "Dataset", "Examples",
-    "FederatedData", "Partition", "Preprocess", "Source", "check_labels", "count_of", "data_folder",
-    "dirichlet", "federate", "from_arrays", "grouped", "iid", "load", "on_device", "over",
-    "preprocess", "released", "statistics", "whole",
+    "FederatedData", "HostData", "Partition", "Preprocess", "Source", "check_labels", "count_of",
+    "data_folder", "dirichlet", "federate", "from_arrays", "grouped", "iid", "load", "on_device",
+    "over", "preprocess", "released", "statistics", "whole",
 ]

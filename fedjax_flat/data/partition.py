@@ -77,8 +77,10 @@ class Partition:
                 f"partition points at {of} {self.indices.max()} of {count}; it was made for "
                 "another dataset."
             )
-        counts = np.bincount(self.indices, minlength=count)
-        if counts.max(initial=0) > 1:
+        owned = np.zeros(count, bool)
+        owned[self.indices] = True
+        if np.count_nonzero(owned) < self.indices.size:
+            counts = np.bincount(self.indices, minlength=count)
             raise errors.UsageError(
                 f"partition gives {of} {counts.argmax()} to {counts.max()} {owner}s; expected "
                 f"every {of} in at most one."

@@ -2,7 +2,7 @@
 
 import dataclasses
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -12,14 +12,16 @@ import numpy as np
 from fedjax_flat import data as data_lib
 from fedjax_flat import errors, memory, models, plugins, rng, tasks
 from fedjax_flat.algorithms import Algorithm
-from fedjax_flat.data import Dataset, Examples, FederatedData, Partition
+from fedjax_flat.data import Dataset, Examples, FederatedData, HostData, Partition
 from fedjax_flat.data.partition import hold_out
 from fedjax_flat.engine import client_state, cohort, sampling
-from fedjax_flat.engine.evaluate import evaluator, personal_evaluator
+from fedjax_flat.engine.evaluate import evaluator, in_blocks, personal_evaluator
 from fedjax_flat.engine.round import (
     Averages,
+    CohortOf,
     RoundStep,
     TrainState,
+    cohorts,
     init_state,
     local_models,
     round_step,
@@ -30,10 +32,12 @@ from fedjax_flat.experiment import method
 from fedjax_flat.models import Variables
 from fedjax_flat.tasks import Sums, Task
 
+CLIENTS_AT_ONCE = 100  # whose examples are brought to the device for an evaluation of all clients
+
 
 @dataclasses.dataclass(frozen=True)
 class Experiment:
-    """Everything a training loop needs; `data` and `splits` are on the device.
+    """Everything a training loop needs; `splits` are on the device, and so are `data` if they fit.
 
     `partition` is who owns which of the data set's train examples; of those, `data` has what
     clients train on, without a validation part.
@@ -41,7 +45,7 @@ class Experiment:
 
     config: ml_collections.ConfigDict
     partition: Partition
-    data: FederatedData
+    data: FederatedData | HostData
     splits: dict[str, Examples]  # those that are evaluated
     train_examples: Examples
     task: Task
@@ -49,6 +53,7 @@ class Experiment:
     averages: Averages
     client_state_in: str
     over: cohort.CohortMap
+    cohort_of: CohortOf
     step: RoundStep
     evaluate: Callable[..., Sums]
     evaluate_personal: Callable[..., Sums] | None
@@ -62,6 +67,24 @@ class Experiment:
             self.algorithm, variables, self.data.num_clients, key, self.averages,
             self.client_state_in, cosine=self.config.metrics.cosine,
         )
+
+    def data_of(self, clients: Sequence[int]) -> FederatedData:
+        """Data that have at least these clients' examples, on the device."""
+        if isinstance(self.data, FederatedData):
+            return self.data
+        return self.over.replicate(self.data.of(np.asarray(clients, np.int32)))
+
+    def over_clients(self, measure: Callable[[FederatedData, jax.Array], Any]) -> Any:
+        """`measure(data, clients)`, stacked over clients, of all of them."""
+        count = self.data.num_clients
+        block = count if isinstance(self.data, FederatedData) else min(count, CLIENTS_AT_ONCE)
+        found = []
+        for start in range(0, count, block):
+            here = range(start, min(start + block, count))
+            chosen = np.full(block, -1, np.int32)  # the last block ends with nobody
+            chosen[: len(here)] = here
+            found.append(measure(self.data_of(here), self.over.replicate(jax.device_put(chosen))))
+        return jax.tree.map(lambda *parts: np.concatenate(parts)[:count], *found)
 
     def models(self, state: TrainState) -> dict[str, Variables]:
         """The trained and the averaged models by name."""
@@ -97,14 +120,12 @@ def build(
     strategy = "map" if config.debug else config.cohort.strategy  # one client's values at a time
     over = cohort.cohort_map(strategy, chunk=config.cohort.chunk, devices=config.cohort.devices)
     batches = over if over.mesh else cohort.cohort_map("map")
-    data = over.replicate(data_lib.federate(dataset.train, kept))
+    data = place_data(config.data.placement, dataset.train, kept, over)
     splits = build_splits(config, dataset, data, held_out, over)
     cosine = config.metrics.cosine
     personal = None
     if algorithm.personal:
-        personal = jax.jit(
-            personal_evaluator(task, algorithm, config.eval.batch_size, batches)
-        )
+        personal = jax.jit(personal_evaluator(task, algorithm, config.eval.batch_size, batches))
     return Experiment(
         config=config,
         partition=partition,
@@ -116,8 +137,11 @@ def build(
         averages=averages,
         client_state_in=place_client_state(config, task, algorithm, partition.num_clients),
         over=over,
+        cohort_of=jax.jit(cohorts(sample, over)),
         step=round_step(algorithm, sample, over, averages, task=task, cosine=cosine),
-        evaluate=jax.jit(evaluator(task, config.eval.batch_size, batches)),
+        evaluate=in_blocks(
+            jax.jit(evaluator(task, config.eval.batch_size, batches)), 20 * config.eval.batch_size
+        ),
         evaluate_personal=personal,
         local_models=jax.jit(local_models(algorithm, over)),
     )
@@ -156,9 +180,10 @@ def build_task(config: ml_collections.ConfigDict, dataset: Dataset) -> Task:
 
 
 def build_splits(
-    config: ml_collections.ConfigDict, dataset: Dataset, data: FederatedData, held_out, over
+    config: ml_collections.ConfigDict, dataset: Dataset, data: FederatedData | HostData, held_out,
+    over,
 ) -> dict[str, Examples]:
-    """The examples of every split that is looked at, on the device."""
+    """The examples of every split that is looked at; with host data, train is on the host too."""
     place = lambda examples: over.replicate(data_lib.on_device(examples))
     of_train = lambda index: jax.tree.map(lambda x: np.asarray(x)[index], dataset.train)
     make: dict[str, Callable[[], Examples]] = {
@@ -175,6 +200,15 @@ def build_splits(
             "config.data.validation, e.g. 0.1."
         )
     return {name: errors.lookup("split", name, make)() for name in {"train", *config.eval.splits}}
+
+
+def place_data(placement: str, examples: Examples, partition: Partition, over) -> Any:
+    """Clients' examples on the device if they fit, or a cohort at a time from the host."""
+    if placement == "auto":
+        placement = "device" if memory.fits(examples) else "host"
+    if placement == "device":
+        return over.replicate(data_lib.federate(examples, partition))
+    return HostData(examples, partition)
 
 
 def place_client_state(config, task: Task, algorithm: Algorithm, clients: int) -> str:

@@ -31,7 +31,10 @@ from fedjax_flat.wire import CODECS
 
 # May differ between two runs of one run folder: they change how long and how closely we look at
 # training, never a bit of it.
-FREE = ("rounds", "rounds_per_dispatch", "eval", "curvature", "checkpoint", "tensorboard", "debug")
+FREE = (
+    "rounds", "rounds_per_dispatch", "eval", "curvature", "checkpoint", "tensorboard", "debug",
+    "data.placement",
+)
 
 _SHARE: dict[str, Any] = {"at_least": 0, "below": 1}
 SETTINGS: dict[str, Setting] = {
@@ -43,6 +46,10 @@ SETTINGS: dict[str, Setting] = {
     "imports": Setting((), "files that register what this config names; see --import"),
 
     "data.name": Setting("digits"),
+    "data.placement": Setting(
+        "auto", "where examples are: host keeps them off the device; auto is device if they fit",
+        choices=("auto", "device", "host"),
+    ),
     "data.crop_padding": Setting(0, "pixels around an image of which a crop is taken", at_least=0),
     "data.flip": Setting(False, "left to right, half of the time"),
     "data.cutout": Setting(0, "side of the square in pixels; 0 is none", at_least=0),
@@ -320,6 +327,11 @@ def _parse(kind: type, value: str) -> Any:
     return {"true": True, "false": False}[value.lower()] if kind is bool else kind(value)
 
 
+def is_free(name: str) -> bool:
+    """Whether a setting may differ between two runs of one run folder."""
+    return any(name == free or name.startswith(f"{free}.") for free in (*FREE, "imports"))
+
+
 def differences(old: ml_collections.ConfigDict, new: ml_collections.ConfigDict) -> list[str]:
     """The settings in which two configs would train differently, as `name: old -> new`.
 
@@ -332,5 +344,5 @@ def differences(old: ml_collections.ConfigDict, new: ml_collections.ConfigDict) 
     return [
         f"{name}: {a.get(name)!r} -> {b.get(name)!r}"
         for name in dict.fromkeys((*b, *a))
-        if name.split(".")[0] not in (*FREE, "imports") and a.get(name) != b.get(name)
+        if a.get(name) != b.get(name) and not is_free(name)
     ]

@@ -2,9 +2,11 @@
 
 import contextlib
 import dataclasses
+import functools
 import logging
 import os
 import time
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -13,6 +15,8 @@ import numpy as np
 import tqdm
 
 from fedjax_flat import debug, errors, experiment, memory
+from fedjax_flat.data import FederatedData, HostData
+from fedjax_flat.engine.feed import Feed
 from fedjax_flat.engine.round import RoundInfo, Traffic, TrainState, many_rounds, traffic
 from fedjax_flat.run import distributed, flatness, metrics
 from fedjax_flat.run.checkpoint import Checkpoints, with_keys, without_keys
@@ -145,12 +149,24 @@ class _Files:
 class _Loop:
     def __init__(self, built: experiment.Experiment, files: _Files, bar):
         self.built, self.config, self.files, self.bar = built, built.config, files, bar
-        rounds = many_rounds(built.step, self.config.rounds_per_dispatch)
-        self.dispatch = jax.jit(rounds, donate_argnums=0)
+        on_host = isinstance(built.data, HostData)  # each round brings its examples along
+        self.most = 1 if on_host else self.config.rounds_per_dispatch
+        self.dispatch = jax.jit(many_rounds(built.step, self.most), donate_argnums=0)
 
     def run(self, state: TrainState, start: int, stop) -> tuple[TrainState, int | None]:
+        built = self.built
+        if not isinstance(built.data, HostData):
+            data = built.data
+            return self.rounds(state, start, stop, lambda done: data)
+        feed = Feed(built.data, built.cohort_of, state.key, built.over.replicate)
+        with contextlib.closing(feed):
+            return self.rounds(state, start, stop, feed.of_round)
+
+    def rounds(
+        self, state: TrainState, start: int, stop, data_of: Callable[[int], FederatedData]
+    ) -> tuple[TrainState, int | None]:
         config = self.config
-        sent = traffic(self.built.algorithm, state, self.built.data)
+        sent = traffic(self.built.algorithm, state, self.built.data_of([0]))
         done, batch, signal = start, 1, 0
         if done == 0:
             self.evaluate(state, done)
@@ -163,9 +179,10 @@ class _Loop:
                 break
             began = time.perf_counter()
             count = self.built.over.replicate(jax.device_put(np.int32(n)))
+            data = data_of(done)
             # Nothing may travel between host and device in here; op by op, constants would.
             with jax.transfer_guard("allow" if config.debug else "disallow"):
-                state, infos = self.dispatch(state, self.built.data, count)
+                state, infos = self.dispatch(state, data, count)
             infos = jax.tree.map(lambda x, n=n: np.asarray(x)[:n], jax.device_get(infos))
             seconds = time.perf_counter() - began
             self.check_finite(infos, done)
@@ -178,7 +195,7 @@ class _Loop:
             self.measure_curvature(state, done)
             if done % config.checkpoint.every == 0 or done == config.rounds:
                 self.files.save(done, state)
-            batch = max(1, min(config.rounds_per_dispatch, int(DISPATCH_SECONDS * n / seconds)))
+            batch = max(1, min(self.most, int(DISPATCH_SECONDS * n / seconds)))
         self.files.save(done, state)
         return state, signal or None
 
@@ -203,7 +220,8 @@ class _Loop:
                 report = self.report(built.task.means(built.evaluate(variables, examples)))
                 self.files.write({"round": done, "split": split, "model": model, **report})
         if built.evaluate_personal:  # over all clients' examples, each by its own model
-            sums = built.evaluate_personal(state.server, state.clients, built.data)
+            evaluate = functools.partial(built.evaluate_personal, state.server, state.clients)
+            sums = built.over_clients(evaluate)
             report = self.report(built.task.means(jax.tree.map(lambda x: x.sum(0), sums)))
             self.files.write({"round": done, "split": "own", "model": "personal", **report})
 
