@@ -35,16 +35,18 @@ from fedjax_flat.data.sources import (
     SOURCES,
     Dataset,
     Examples,
+    Source,
     check_labels,
     count_of,
+    data_folder,
     from_arrays,
     load,
 )
 
 __all__ = [
     "DATA_VARIABLE", "PARTITIONS", "SOURCES", "Batch", "ClientData", "Dataset", "Examples",
-    "FederatedData", "Partition", "Preprocess", "check_labels", "class_counts", "count_of",
-    "dirichlet", "federate", "from_arrays", "grouped", "hold_out", "iid", "imbalance", "load",
-    "local_split", "mean_jaccard", "natural", "on_device", "over", "pachinko", "per_class",
-    "preprocess", "released", "resized", "restrict", "shards", "statistics", "whole",
+    "FederatedData", "Partition", "Preprocess", "Source", "check_labels", "class_counts",
+    "count_of", "data_folder", "dirichlet", "federate", "from_arrays", "grouped", "hold_out", "iid",
+    "imbalance", "load", "local_split", "mean_jaccard", "natural", "on_device", "over", "pachinko",
+    "per_class", "preprocess", "released", "resized", "restrict", "shards", "statistics", "whole",
 ]
