@@ -92,7 +92,20 @@ def _parser() -> argparse.ArgumentParser:
     compare.add_argument("--split", default="test", help="test (default), or another that was "
                          "evaluated: validation, train; own for personal models")
     compare.add_argument("--figure", metavar="FILE", help="draw their curves")
+    compare.add_argument("--target", type=float, metavar="PERCENT", help="score to reach (default: "
+                         "the first run's over its last rounds)")
+    compare.add_argument("--smooth", type=float, default=0.0, metavar="DECAY",
+                         help="smooth the curves first: s = DECAY s + (1 - DECAY) a, e.g. 0.9")
     compare.set_defaults(call=_compare)
+
+    clients = commands.add_parser(
+        "clients", help="how a model does on each client's examples along the rounds"
+    )
+    clients.add_argument("run", metavar="RUN", help="trained with --config.eval.clients=True")
+    clients.add_argument("--split", default="own", help="own (default: what clients train on) or "
+                         "local_test")
+    clients.add_argument("--model", default="global", help="global (default), swa, wima, personal")
+    clients.set_defaults(call=_clients)
 
     curvature = commands.add_parser("curvature", help="Hessian eigenvalues of trained models")
     curvature.add_argument("runs", nargs="+", metavar="RUN")
@@ -195,7 +208,16 @@ def _compare(args, rest: list[str]) -> int:
     from fedjax_flat.report.compare import compare
 
     _refuse_unknown(rest)
-    print(compare(args.runs, args.figure, args.split))
+    target = None if args.target is None else args.target / 100
+    print(compare(args.runs, args.figure, args.split, target=target, smooth=args.smooth))
+    return 0
+
+
+def _clients(args, rest: list[str]) -> int:
+    from fedjax_flat.report.clients import clients
+
+    _refuse_unknown(rest)
+    print(clients(args.run, args.split, args.model))
     return 0
 
 

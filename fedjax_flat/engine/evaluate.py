@@ -11,11 +11,20 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_flat.algorithms import Algorithm
-from fedjax_flat.data import Examples, FederatedData, count_of, on_device, over, whole
+from fedjax_flat.data import (
+    Batch,
+    Examples,
+    FederatedData,
+    count_of,
+    on_device,
+    over,
+    whole,
+)
 from fedjax_flat.engine import client_state
 from fedjax_flat.engine.cohort import CohortMap, cohort_map
 from fedjax_flat.models import Variables
 from fedjax_flat.tasks import Sums, Task
+from fedjax_flat.tasks.base import masked_sum
 
 
 def evaluator(
@@ -63,6 +72,20 @@ def in_blocks(
     return run
 
 
+def _observed(task: Task, variables: Variables, stored: Batch) -> Sums:
+    """The task's sums and, of an array of outputs, their L2 norms, summed."""
+    batch = task.prepare(stored, None)
+    outputs = task.forward(variables, batch, None)
+    sums = task.measure(outputs, batch)
+    if not isinstance(outputs.logits, jax.Array):
+        return sums
+    norms = jnp.linalg.norm(outputs.logits.astype(jnp.float32), axis=-1)
+    mask = jnp.broadcast_to(batch.mask.reshape(-1, *(1,) * (norms.ndim - 1)), norms.shape)
+    return sums | {
+        "output_norm": masked_sum(norms, mask), "outputs": masked_sum(jnp.ones_like(norms), mask)
+    }
+
+
 def client_evaluator(
     task: Task, batch_size: int, clients: CohortMap | None = None
 ) -> Callable[[Variables, FederatedData], Sums]:
@@ -93,7 +116,7 @@ def personal_evaluator(
             k = jnp.where(mask, k, 0)
             variables = model_of(server, client_state.row(states, k))
             own = data.client(k, mask)
-            return (), over(lambda batch: task.evaluate(variables, batch), own, batch_size)
+            return (), over(lambda batch: _observed(task, variables, batch), own, batch_size)
 
         count = chosen.shape[0]
         members = jnp.pad(chosen, (0, -count % clients.multiple), constant_values=-1)

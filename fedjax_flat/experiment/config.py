@@ -58,6 +58,13 @@ SETTINGS: dict[str, Setting] = {
     "data.validation_from": Setting(
         "clients", "each client's share, or of all", choices=("clients", "server")
     ),
+    "data.imbalance": Setting(
+        "none", "classes made uneven, half of all examples left: Fed3R's variants",
+        choices=("none", "A", "B", "C", "D"),
+    ),
+    "data.local_test": Setting(
+        0.0, "share of each client's train examples that are its own test examples", **_SHARE
+    ),
     "task.name": Setting("auto", "what is learned; auto is what the data are for"),
     "partition.name": Setting("dirichlet"),
     "model.name": Setting("mlp"),
@@ -126,6 +133,9 @@ SETTINGS: dict[str, Setting] = {
     "eval.every": Setting(10, at_least=1),
     "eval.window": Setting(10, "every one of the last rounds; reported is their mean", at_least=1),
     "eval.splits": Setting(("test",)),
+    "eval.clients": Setting(
+        False, "every model on each client's examples too: fairness.*, clients.jsonl"
+    ),
     "eval.batch_size": Setting(500, at_least=1),
 
     "metrics.cosine": Setting(False, "the angle between consecutive moves of the global model"),

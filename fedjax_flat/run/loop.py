@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import functools
 import logging
 import os
 import time
@@ -18,7 +17,7 @@ from fedjax_flat import debug, errors, experiment, memory
 from fedjax_flat.data import FederatedData, HostData
 from fedjax_flat.engine.feed import Feed
 from fedjax_flat.engine.round import RoundInfo, Traffic, TrainState, many_rounds, traffic
-from fedjax_flat.run import distributed, flatness, metrics
+from fedjax_flat.run import distributed, evaluation, flatness, metrics
 from fedjax_flat.run.checkpoint import Checkpoints, with_keys, without_keys
 from fedjax_flat.run.interrupt import stop_request
 from fedjax_flat.run.run_folder import RunFolder
@@ -95,6 +94,7 @@ class _Files:
     ):
         self.built, self.primary = built, distributed.is_primary()
         self.writer: metrics.Writer | None = None
+        self.client_writer: metrics.Writer | None = None
         self.checkpoints: Checkpoints | None = None
         if self.primary:
             self.folder = RunFolder(run)
@@ -124,14 +124,24 @@ class _Files:
             self.writer = metrics.Writer(
                 self.folder.metrics_file, after_round=start or -1, tensorboard=config.tensorboard
             )
+            if config.eval.clients or self.built.evaluate_personal:
+                self.client_writer = metrics.Writer(
+                    self.folder.clients_file, after_round=start or -1
+                )
 
     def write(self, record: dict[str, Any]) -> None:
         if self.writer:
             self.writer.write(record)
 
+    def write_clients(self, record: dict[str, Any]) -> None:
+        if self.client_writer:
+            self.client_writer.write(record)
+
     def save(self, done: int, state: TrainState) -> None:
         if self.writer and self.checkpoints:
             self.writer.flush()
+            if self.client_writer:
+                self.client_writer.flush()
             self.checkpoints.save(done, state)
 
     @property
@@ -139,8 +149,9 @@ class _Files:
         return self.checkpoints.rounds if self.checkpoints else []
 
     def close(self) -> None:
-        if self.writer:
-            self.writer.close()
+        for writer in (self.writer, self.client_writer):
+            if writer:
+                writer.close()
         if self.checkpoints:
             self.checkpoints.close()
             self.lock.close()
@@ -214,22 +225,11 @@ class _Loop:
         return done % config.eval.every == 0 or done > config.rounds - config.eval.window
 
     def evaluate(self, state: TrainState, done: int) -> None:
-        built = self.built
-        for model, variables in built.models(state).items():
-            for split, examples in built.splits.items():
-                report = self.report(built.task.means(built.evaluate(variables, examples)))
-                self.files.write({"round": done, "split": split, "model": model, **report})
-        if built.evaluate_personal:  # over all clients' examples, each by its own model
-            evaluate = functools.partial(built.evaluate_personal, state.server, state.clients)
-            sums = built.over_clients(evaluate)
-            report = self.report(built.task.means(jax.tree.map(lambda x: x.sum(0), sums)))
-            self.files.write({"round": done, "split": "own", "model": "personal", **report})
-
-    def report(self, means: dict[str, Any]) -> dict[str, float]:
-        """Loss and score first, then what else the task reports."""
-        first = ("loss", self.built.task.score)
-        names = [*first, *(name for name in means if name not in first)]
-        return {name: float(means[name]) for name in names}
+        for found in evaluation.of_splits(self.built, state, done):
+            self.files.write(found)
+        for found, each in evaluation.of_clients(self.built, state, done):
+            self.files.write(found)
+            self.files.write_clients(each)
 
     def measure_curvature(self, state: TrainState, done: int) -> None:
         every = self.config.curvature.every
@@ -244,7 +244,9 @@ class _Loop:
             self.files.write(
                 {
                     "round": done + i + 1, "split": "cohort", "model": "local",
-                    **self.report({name: v[i] for name, v in infos.report.items()}),
+                    **evaluation.ordered(
+                        self.built.task, {name: v[i] for name, v in infos.report.items()}
+                    ),
                     "drift": float(infos.drift[i]), "norm": float(infos.norm[i]),
                     "clients": clients, "examples": int(infos.examples[i]),
                     "examples_per_s": speed, "bytes_down": clients * sent.down // 8,

@@ -9,11 +9,18 @@ from fedjax_flat.data.partition.per_class import per_class
 from fedjax_flat.data.partition.released import released
 from fedjax_flat.data.partition.resize import resized
 from fedjax_flat.data.partition.shards import shards
-from fedjax_flat.data.partition.split import capped, hold_out, imbalance, local_split, restrict
+from fedjax_flat.data.partition.split import (
+    capped,
+    follow_owners,
+    hold_out,
+    imbalance,
+    local_split,
+    restrict,
+)
 from fedjax_flat.data.partition.statistics import class_counts, mean_jaccard, statistics
 
 __all__ = [
-    "PARTITIONS", "Partition", "capped", "class_counts", "dirichlet", "hold_out", "iid",
-    "imbalance", "local_split", "mean_jaccard", "natural", "pachinko", "per_class", "released",
-    "resized", "restrict", "shards", "statistics",
+    "PARTITIONS", "Partition", "capped", "class_counts", "dirichlet", "follow_owners", "hold_out",
+    "iid", "imbalance", "local_split", "mean_jaccard", "natural", "pachinko", "per_class",
+    "released", "resized", "restrict", "shards", "statistics",
 ]

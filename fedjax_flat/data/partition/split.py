@@ -83,6 +83,23 @@ def local_split(
     return partition.where(~test), partition.where(test)
 
 
+def follow_owners(partition: Partition, owners, test_owners) -> Partition:
+    """Test examples to the client that has most of their owner's train examples.
+
+    `owners` of train and test examples are the same people. Of owners who are no client's, test
+    examples are nobody's; a client may have none.
+    """
+    clients = partition.num_clients
+    pairs, counts = np.unique(
+        np.asarray(owners)[partition.indices].astype(np.int64) * clients + partition.client_of,
+        return_counts=True,
+    )
+    client_of_owner = np.full(max(np.max(owners), np.max(test_owners)) + 2, -1)
+    order = np.argsort(counts, kind="stable")  # the most at last, which stays
+    client_of_owner[pairs[order] // clients] = pairs[order] % clients
+    return Partition.from_owners(client_of_owner[np.asarray(test_owners)], clients)
+
+
 def capped(partition: Partition, cap: int, rng) -> Partition:
     """The same clients, each with `cap` of its examples at most, at random, in their order."""
     errors.at_least("cap", cap, 1)
