@@ -12,6 +12,7 @@ from fedjax_flat.data.federated import (
     whole,
 )
 from fedjax_flat.data.partition import PARTITIONS, Partition, dirichlet, iid, released, statistics
+from fedjax_flat.data.shift import SHIFTS, Shift
 from fedjax_flat.data.sources import (
     DATA_VARIABLE,
     SOURCES,
@@ -24,8 +25,8 @@ from fedjax_flat.data.sources import (
 )
 
 __all__ = [
-    "DATA_VARIABLE", "PARTITIONS", "SOURCES", "Batch", "ClientData", "Dataset", "Examples",
-    "FederatedData", "Partition", "Preprocess", "check_labels", "count_of", "dirichlet", "federate",
-    "from_arrays", "grouped", "iid", "load", "on_device", "over", "preprocess", "released",
-    "statistics", "whole",
+    "DATA_VARIABLE", "PARTITIONS", "SHIFTS", "SOURCES", "Batch", "ClientData", "Dataset",
+    "Examples", "FederatedData", "Partition", "Preprocess", "Shift", "check_labels", "count_of",
+    "dirichlet", "federate", "from_arrays", "grouped", "iid", "load", "on_device", "over",
+    "preprocess", "released", "statistics", "whole",
 ]

@@ -40,6 +40,7 @@ class ClientData(struct.PyTreeNode):
     max_size: int = struct.field(pytree_node=False)
     group: Any = None  # of a group: (clients, offsets, sizes), each an array
     own: Any = struct.field(default_factory=dict)  # leaves of the model that stay with the client
+    shift: Any = struct.field(pytree_node=False, default=None)  # see shift.Shift
 
     @property
     def in_group(self) -> int:
@@ -62,6 +63,7 @@ class FederatedData(struct.PyTreeNode):
     max_size: int = struct.field(pytree_node=False)
     equal_sizes: bool = struct.field(pytree_node=False)
     groups: Any = None  # (groups, clients in each): client numbers, -1 for none
+    shift: Any = struct.field(pytree_node=False, default=None)  # how each client sees its examples
 
     @property
     def num_clients(self) -> int:
@@ -77,15 +79,17 @@ class FederatedData(struct.PyTreeNode):
             clients = jnp.maximum(clients, 0)
             sizes = jnp.where(there, self.sizes[clients], 0)
             group = (clients, self.offsets[clients], sizes)
-            return ClientData(*shared, jnp.int32(0), jnp.sum(sizes), self.max_size, group)
+            return ClientData(
+                *shared, jnp.int32(0), jnp.sum(sizes), self.max_size, group, shift=self.shift
+            )
         size: Any = self.max_size if self.equal_sizes else self.sizes[k]
         if mask is not None:
             size = jnp.where(mask, size, 0)
-        return ClientData(*shared, self.offsets[k], size, self.max_size)
+        return ClientData(*shared, self.offsets[k], size, self.max_size, shift=self.shift)
 
 
-def federate(examples: Examples, partition: Partition) -> FederatedData:
-    """Puts examples and ownership on the device."""
+def federate(examples: Examples, partition: Partition, *, shift: Any = None) -> FederatedData:
+    """Puts examples and ownership on the device; each client sees its own through `shift`."""
     partition.check(count_of(examples))
     sizes = partition.sizes
     put = lambda x, dtype: jax.device_put(np.asarray(x, dtype))
@@ -96,6 +100,7 @@ def federate(examples: Examples, partition: Partition) -> FederatedData:
         sizes=put(sizes, np.int32),
         max_size=int(sizes.max()),
         equal_sizes=bool(sizes.min() == sizes.max()),
+        shift=shift,
     )
 
 
@@ -155,7 +160,8 @@ def client_batch(data: ClientData, positions: jax.Array) -> Batch:
     mask = positions < data.size
     index = data.indices[data.offset + jnp.where(mask, positions, 0)]
     inputs, labels = jax.tree.map(lambda x: x[index], data.examples)
-    return Batch(inputs, labels, mask)
+    batch = Batch(inputs, labels, mask)
+    return batch if data.shift is None else data.shift.see(batch, data.client, index)
 
 
 def sum_over(f: Callable[[Any], Any], count: Any) -> Any:

@@ -13,6 +13,7 @@ from fedjax_flat import data as data_lib
 from fedjax_flat import errors, memory, models, plugins, rng, tasks
 from fedjax_flat.algorithms import Algorithm
 from fedjax_flat.data import Dataset, Examples, FederatedData, Partition
+from fedjax_flat.data import shift as shift_lib
 from fedjax_flat.data.partition import hold_out
 from fedjax_flat.engine import client_state, cohort, sampling
 from fedjax_flat.engine.evaluate import evaluator, personal_evaluator
@@ -95,8 +96,10 @@ def build(
     strategy = "map" if config.debug else config.cohort.strategy  # one client's values at a time
     over = cohort.cohort_map(strategy, chunk=config.cohort.chunk, devices=config.cohort.devices)
     batches = over if over.mesh else cohort.cohort_map("map")
-    data = over.replicate(data_lib.federate(dataset.train, kept))
-    splits = build_splits(config, dataset, data, held_out, over)
+    shift = build_shift(config, dataset, partition)
+    data = over.replicate(data_lib.federate(dataset.train, kept, shift=shift))
+    seen = shift_lib.seen(shift, dataset, partition)
+    splits = build_splits(config, seen, data, held_out, over)
     cosine = config.metrics.cosine
     personal = None
     if algorithm.personal:
@@ -159,8 +162,10 @@ def build_splits(
     """The examples of every split that is looked at, on the device."""
     place = lambda examples: over.replicate(data_lib.on_device(examples))
     of_train = lambda index: jax.tree.map(lambda x: np.asarray(x)[index], dataset.train)
+    shifted = data.shift is not None and data.shift.evaluated
     make: dict[str, Callable[[], Examples]] = {
-        "train": lambda: data.examples, "test": lambda: place(dataset.test)
+        "train": lambda: place(dataset.train) if shifted else data.examples,
+        "test": lambda: place(dataset.test),
     }
     if held_out is not None:
         rest = np.setdiff1d(np.arange(data_lib.count_of(dataset.train)), held_out)
@@ -173,6 +178,21 @@ def build_splits(
             "config.data.validation, e.g. 0.1."
         )
     return {name: errors.lookup("split", name, make)() for name in {"train", *config.eval.splits}}
+
+
+def build_shift(
+    config: ml_collections.ConfigDict, dataset: Dataset, partition: Partition
+) -> data_lib.Shift | None:
+    """How each of the partition's clients sees its examples; None is as they are."""
+    found = data_lib.SHIFTS.find(config.data.shift.name)
+    options = config_lib.options_of(config, "data.shift", found)
+    shift = found.make(dataset, partition.num_clients, **options)
+    if not isinstance(shift, data_lib.Shift | None):
+        raise errors.UsageError(
+            f"data.shift {config.data.shift.name} returns {type(shift).__name__}: expected "
+            "fedjax_flat.data.Shift, or None."
+        )
+    return shift
 
 
 def place_client_state(config, task: Task, algorithm: Algorithm, clients: int) -> str:

@@ -19,7 +19,7 @@ from ml_collections import config_dict
 from fedjax_flat import errors
 from fedjax_flat.algorithms import METHODS
 from fedjax_flat.algorithms.base import WEIGHTINGS
-from fedjax_flat.data import PARTITIONS
+from fedjax_flat.data import PARTITIONS, SHIFTS
 from fedjax_flat.experiment import usage
 from fedjax_flat.models import MODELS, STATISTICS
 from fedjax_flat.models.base import PRECISIONS
@@ -51,6 +51,7 @@ SETTINGS: dict[str, Setting] = {
     "data.validation_from": Setting(
         "clients", "each client's share, or of all", choices=("clients", "server")
     ),
+    "data.shift.name": Setting("none", "clients that see the world differently"),
     "task.name": Setting("auto", "what is learned; auto is what the data are for"),
     "partition.name": Setting("dirichlet"),
     "model.name": Setting("mlp"),
@@ -134,7 +135,7 @@ SETTINGS: dict[str, Setting] = {
 }
 # Whose settings stand beside the name that chooses among them.
 BESIDE: dict[str, Mapping[str, Entry]] = {
-    "partition": PARTITIONS, "model": MODELS, "task": TASKS
+    "partition": PARTITIONS, "model": MODELS, "task": TASKS, "data.shift": SHIFTS
 }
 
 

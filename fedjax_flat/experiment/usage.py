@@ -110,11 +110,11 @@ def why_unused(name: str, config: Config, choices: Mapping[str, Setting]) -> str
         return None
     method, server = method_of(config), server_optimizer_of(config)
     if name not in choices:
-        section, _, rest = name.partition(".")
-        if section == "algorithm":
-            whose = [m.name for m in METHODS.values() if m.section == rest.split(".")[0]]
+        section, _, last = name.rpartition(".")
+        if section.startswith("algorithm."):
+            whose = [m.name for m in METHODS.values() if f"algorithm.{m.section}" == section]
             return f"it is of {' and '.join(whose)}, and algorithm.name is {config.algorithm.name}"
-        return f"{section} {config[section].name} has no {rest}"
+        return f"{section} {config[section].name} has no {last}"
     for names, holds, why in _RULES:
         meant = any(name == n or (n.endswith(".") and name.startswith(n)) for n in names)
         if meant and not holds(config):
