@@ -1,6 +1,6 @@
 """A user's own source, partition, shift, model, task, codec or method, one line each.
 
-    ff.register.source("mine", load)                       load() or load(data_dir) -> Dataset
+    ff.register.source("mine", load, side=28)              load([data_dir], side=...)
     ff.register.partition("by_hand", split, share=0.5)     split(dataset, share=...) -> Partition
     ff.register.shift("dusk", make, gain=0.5)              make(dataset, clients, gain=...) -> Shift
     ff.register.model("wide", Wide, width=64)              Wide(num_classes=..., width=...)
@@ -19,7 +19,7 @@ from typing import Any
 
 from fedjax_flat import errors
 from fedjax_flat.algorithms import METHODS, Method, add_methods
-from fedjax_flat.data import PARTITIONS, SHIFTS, SOURCES
+from fedjax_flat.data import PARTITIONS, SHIFTS, SOURCES, Source
 from fedjax_flat.models import MODELS
 from fedjax_flat.registry import Registry, entry
 from fedjax_flat.settings import Setting
@@ -29,10 +29,14 @@ from fedjax_flat.wire import CODECS
 REGISTRIES: tuple[Registry, ...] = (SOURCES, PARTITIONS, SHIFTS, MODELS, TASKS, CODECS, METHODS)
 
 
-def source(name: str, load: Callable[..., Any]) -> None:
-    """A data set: `load()` or `load(data_dir)`."""
-    takes_folder = bool(inspect.signature(load).parameters)
-    SOURCES.add(name, load if takes_folder else lambda data_dir=None: load())
+def source(name: str, load: Callable[..., Any], **settings: Any) -> None:
+    """A data set: `load(**settings)` or `load(data_dir, **settings)`."""
+    takes_folder = len(inspect.signature(load).parameters) > len(settings)
+    about = (load.__doc__ or "of your own").strip().split("\n")[0]
+    SOURCES.add(name, Source(
+        load if takes_folder else lambda data_dir, **given: load(**given), about=about, size="?",
+        licence="?", files="?", here=lambda folder: True, settings=_settings(settings),
+    ))
 
 
 def partition(name: str, split: Callable[..., Any], **settings: Any) -> None:

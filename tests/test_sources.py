@@ -11,6 +11,7 @@ import pytest
 
 import fedjax_flat as ff
 from fedjax_flat.data import sources
+from fedjax_flat.data.sources import cifar
 
 
 def test_digits():
@@ -37,7 +38,7 @@ def cifar_pickle(labels, seed):
 @pytest.fixture
 def tiny_cifar(monkeypatch):
     """Stand-in files with their own md5s; returns {member: bytes}."""
-    names = [*sources._CIFAR10.train, *sources._CIFAR10.test]
+    names = [*cifar._CIFAR10.train, *cifar._CIFAR10.test]
     files = {name: cifar_pickle([i, 9 - i], i) for i, name in enumerate(names)}
     md5 = lambda x: hashlib.md5(x).hexdigest()
     archive = io.BytesIO()
@@ -46,12 +47,12 @@ def tiny_cifar(monkeypatch):
             member = tarfile.TarInfo(f"cifar-10-batches-py/{name}")
             member.size = len(content)
             tar.addfile(member, io.BytesIO(content))
-    spec = sources._CIFAR10._replace(
+    spec = cifar._CIFAR10._replace(
         train={n: md5(files[n]) for n in names[:5]},
         test={n: md5(files[n]) for n in names[5:]},
         archive_md5=md5(archive.getvalue()),
     )
-    monkeypatch.setattr(sources, "_CIFAR10", spec)
+    monkeypatch.setattr(cifar, "_CIFAR10", spec)
     return files, archive.getvalue()
 
 
@@ -87,7 +88,7 @@ def test_cifar_from_folder_and_archive(tiny_cifar, tmp_path, monkeypatch):
 
 def test_truncated_and_missing_files(tiny_cifar, tmp_path):
     files, archive = tiny_cifar
-    with pytest.raises(ff.UsageError, match=r"holds neither cifar-10-python.tar.gz nor"):
+    with pytest.raises(ff.UsageError, match=r"has no cifar-10-batches-py or cifar-10-py"):
         sources.load("cifar10", tmp_path)
     (tmp_path / "cifar-10-python.tar.gz").write_bytes(archive[:-100])
     with pytest.raises(ff.UsageError, match="truncated or altered"):
@@ -117,7 +118,7 @@ def test_unknown_dataset():
 def test_only_arrays_are_unpickled():
     harmful = pickle.dumps({b"data": os.system})
     with pytest.raises(ff.UsageError, match="refused to unpickle"):
-        sources._ArrayUnpickler(io.BytesIO(harmful)).load()
+        cifar._ArrayUnpickler(io.BytesIO(harmful)).load()
 
 
 def test_real_cifar10(cifar_dir):

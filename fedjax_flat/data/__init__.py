@@ -18,15 +18,17 @@ from fedjax_flat.data.sources import (
     SOURCES,
     Dataset,
     Examples,
+    Source,
     check_labels,
     count_of,
+    data_folder,
     from_arrays,
     load,
 )
 
 __all__ = [
     "DATA_VARIABLE", "PARTITIONS", "SHIFTS", "SOURCES", "Batch", "ClientData", "Dataset",
-    "Examples", "FederatedData", "Partition", "Preprocess", "Shift", "check_labels", "count_of",
-    "dirichlet", "federate", "from_arrays", "grouped", "iid", "load", "on_device", "over",
-    "preprocess", "released", "statistics", "whole",
+    "Examples", "FederatedData", "Partition", "Preprocess", "Shift", "Source", "check_labels",
+    "count_of", "data_folder", "dirichlet", "federate", "from_arrays", "grouped", "iid", "load",
+    "on_device", "over", "preprocess", "released", "statistics", "whole",
 ]

@@ -80,7 +80,9 @@ def build(
     for file in config.get("imports", ()):
         plugins.load(file)
     config_lib.validate(config)
-    dataset = data_lib.load(config.data.name, data_dir)
+    source = data_lib.SOURCES.find(config.data.name)
+    options = config_lib.options_of(config, "data", source)
+    dataset = data_lib.load(config.data.name, data_dir, **options)
     partition = build_partition(config, dataset, data_dir)
     kept, held_out = partition, None
     if config.data.validation:

@@ -19,11 +19,11 @@ from ml_collections import config_dict
 from fedjax_flat import errors
 from fedjax_flat.algorithms import METHODS
 from fedjax_flat.algorithms.base import WEIGHTINGS
-from fedjax_flat.data import PARTITIONS, SHIFTS
+from fedjax_flat.data import PARTITIONS, SHIFTS, SOURCES
 from fedjax_flat.experiment import usage
 from fedjax_flat.models import MODELS, STATISTICS
 from fedjax_flat.models.base import PRECISIONS
-from fedjax_flat.registry import Entry
+from fedjax_flat.registry import Registry
 from fedjax_flat.server import ADAPTIVE
 from fedjax_flat.settings import Setting
 from fedjax_flat.tasks import TASKS
@@ -134,8 +134,8 @@ SETTINGS: dict[str, Setting] = {
     "checkpoint.keep": Setting(2, at_least=1),
 }
 # Whose settings stand beside the name that chooses among them.
-BESIDE: dict[str, Mapping[str, Entry]] = {
-    "partition": PARTITIONS, "model": MODELS, "task": TASKS, "data.shift": SHIFTS
+BESIDE: dict[str, Registry[Any]] = {
+    "data": SOURCES, "data.shift": SHIFTS, "partition": PARTITIONS, "model": MODELS, "task": TASKS
 }
 
 
@@ -225,14 +225,14 @@ def settings_of(config: ml_collections.ConfigDict) -> dict[str, Setting]:
             for entry in table.values():
                 found.update({f"task.{n}": s for n, s in entry.settings.items()})
             continue
-        chosen = errors.lookup(section, name, table)
+        chosen = table.find(name)
         found.update({f"{section}.{n}": s for n, s in chosen.settings.items()})
     method = usage.method_of(config)
     found.update({f"algorithm.{method.section}.{n}": s for n, s in method.settings.items()})
     return found
 
 
-def options_of(config: ml_collections.ConfigDict, section: str, entry: Entry) -> dict[str, Any]:
+def options_of(config: ml_collections.ConfigDict, section: str, entry: Any) -> dict[str, Any]:
     """The values of a chosen model's (partition's, task's) own settings."""
     given = {name: config[section][name] for name in entry.settings}
     return {n: entry.settings[n].default if v is None else v for n, v in given.items()}

@@ -1,0 +1,24 @@
+"""Where examples come from: name -> arrays, one file per family.
+
+Importing this package fills `SOURCES`.
+"""
+
+from fedjax_flat.data.sources import cifar as _cifar  # noqa: F401
+from fedjax_flat.data.sources.base import (
+    DATA_VARIABLE,
+    SOURCES,
+    Dataset,
+    Examples,
+    Source,
+    check_labels,
+    count_of,
+    data_folder,
+    from_arrays,
+    load,
+)
+from fedjax_flat.data.sources.digits import digits
+
+__all__ = [
+    "DATA_VARIABLE", "SOURCES", "Dataset", "Examples", "Source", "check_labels", "count_of",
+    "data_folder", "digits", "from_arrays", "load",
+]
