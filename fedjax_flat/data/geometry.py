@@ -75,7 +75,8 @@ def _weights(length: int, start: jax.Array, count: jax.Array, side: int) -> jax.
     position = jnp.arange(length, dtype=jnp.float32)
     distance = jnp.abs(position[None, :] - centre[:, None])
     inside = (position >= start) & (position < start + count)
-    weights = jnp.maximum(0.0, 1 - distance / jnp.maximum(1.0, scale)) * inside[None, :]
+    weights = jnp.maximum(0.0, 1 - distance / jnp.maximum(1.0, scale))
+    weights = jnp.where(inside[None, :], weights, 0.0)
     return weights / weights.sum(axis=1, keepdims=True)
 
 

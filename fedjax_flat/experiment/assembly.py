@@ -133,11 +133,20 @@ def build_task(config: ml_collections.ConfigDict, dataset: Dataset) -> Task:
     options = config_lib.options_of(config, "task", found)
     if name in ("classification", "segmentation"):
         data_lib.check_labels(dataset, options.get("ignored"))
+    preprocess = data_lib.preprocess(
+        dataset,
+        crop_padding=config.data.crop_padding,
+        resized_crop=config.data.resized_crop,
+        rotation=config.data.rotation,
+        flip=config.data.flip,
+        cutout=config.data.cutout,
+        mixup=config.data.mixup,
+    )
     network = config_lib.options_of(config, "model", models.MODELS.find(config.model.name))
     model = models.build(
         config.model.name,
         num_classes=dataset.num_classes or 1,
-        inputs=dataset.inputs,
+        inputs=preprocess.inputs,
         precision=config.model.precision,
         frozen_stats=config.model.statistics == "frozen",
         **network,
@@ -148,13 +157,6 @@ def build_task(config: ml_collections.ConfigDict, dataset: Dataset) -> Task:
             f"config.model.statistics = {config.model.statistics!r} would change nothing: model "
             f"{config.model.name} has no statistics."
         )
-    preprocess = data_lib.preprocess(
-        dataset,
-        crop_padding=config.data.crop_padding,
-        flip=config.data.flip,
-        cutout=config.data.cutout,
-        mixup=config.data.mixup,
-    )
     return found.make(model, preprocess, dataset, **options)
 
 

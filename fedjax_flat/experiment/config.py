@@ -44,6 +44,12 @@ SETTINGS: dict[str, Setting] = {
 
     "data.name": Setting("digits"),
     "data.crop_padding": Setting(0, "pixels around an image of which a crop is taken", at_least=0),
+    "data.resized_crop": Setting(
+        0, "side to which a random part of an image is resized; 0 is none", at_least=0
+    ),
+    "data.rotation": Setting(
+        0.0, "largest random turn to either side, of 1; 0 is none", at_least=0, at_most=0.5
+    ),
     "data.flip": Setting(False, "left to right, half of the time"),
     "data.cutout": Setting(0, "side of the square in pixels; 0 is none", at_least=0),
     "data.mixup": Setting(0.0, "alpha of Beta(alpha, alpha); 0 is none", at_least=0),
