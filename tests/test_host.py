@@ -22,11 +22,16 @@ def untimed(records):
     return [{k: v for k, v in r.items() if k != "examples_per_s"} for r in records]
 
 
-@pytest.mark.parametrize("method", ["fedavg", "scaffold", "fedbn"])
+CASES = {
+    "fedavg": {"data__shift__name": "noise", "data__local_test": 0.2, "eval__clients": True},
+    "scaffold": {},
+    "fedbn": {"model__norm": "batch"},
+}
+
+
+@pytest.mark.parametrize("method", CASES)
 def test_host_has_the_bits_of_device(tmp_path, method):
-    settings = {"algorithm__name": method, "rounds": 5, "cohort__size": 4}
-    if method == "fedbn":
-        settings["model__norm"] = "batch"
+    settings = {"algorithm__name": method, "rounds": 5, "cohort__size": 4, **CASES[method]}
     device = run(tmp_path, "device", data__placement="device", **settings)
     host = run(tmp_path, "host", data__placement="host", **settings)
     assert_same_bits(device.state, host.state)

@@ -2,7 +2,8 @@
 
 Ownership is two flat arrays, not a padded table: client k owns the positions offset_k ..
 offset_k + size_k of `indices`. A batch is gathered by index inside the compiled step. Where only
-some clients' examples are on the device (data/host.py), `present` says whose.
+some clients' examples are on the device (data/host.py), `present` says whose, and they stand in
+the order of `indices`.
 
 A member of a cohort is a client, or a group of clients that train one after the other: `grouped`
 makes groups the members, and everything else stays as it is.
@@ -41,6 +42,8 @@ class ClientData(struct.PyTreeNode):
     max_size: int = struct.field(pytree_node=False)
     group: Any = None  # of a group: (clients, offsets, sizes), each an array
     own: Any = struct.field(default_factory=dict)  # leaves of the model that stay with the client
+    shift: Any = struct.field(pytree_node=False, default=None)  # see shift.Shift
+    gathered: bool = struct.field(pytree_node=False, default=False)  # examples stand as indices do
 
     @property
     def in_group(self) -> int:
@@ -64,6 +67,7 @@ class FederatedData(struct.PyTreeNode):
     equal_sizes: bool = struct.field(pytree_node=False)
     groups: Any = None  # (groups, clients in each): client numbers, -1 for none
     present: Any = None  # the clients, ascending, that offsets and sizes are of; None for all
+    shift: Any = struct.field(pytree_node=False, default=None)  # how each client sees its examples
 
     @property
     def num_clients(self) -> int:
@@ -86,16 +90,22 @@ class FederatedData(struct.PyTreeNode):
             rows = self.row(clients)
             sizes = jnp.where(there, self.sizes[rows], 0)
             group = (clients, self.offsets[rows], sizes)
-            return ClientData(*shared, jnp.int32(0), jnp.sum(sizes), self.max_size, group)
+            return ClientData(
+                *shared, jnp.int32(0), jnp.sum(sizes), self.max_size, group, **self._how
+            )
         row = self.row(k)
         size: Any = self.max_size if self.equal_sizes else self.sizes[row]
         if mask is not None:
             size = jnp.where(mask, size, 0)
-        return ClientData(*shared, self.offsets[row], size, self.max_size)
+        return ClientData(*shared, self.offsets[row], size, self.max_size, **self._how)
+
+    @property
+    def _how(self) -> dict[str, Any]:
+        return {"shift": self.shift, "gathered": self.present is not None}
 
 
-def federate(examples: Examples, partition: Partition) -> FederatedData:
-    """Puts examples and ownership on the device."""
+def federate(examples: Examples, partition: Partition, *, shift: Any = None) -> FederatedData:
+    """Puts examples and ownership on the device; each client sees its own through `shift`."""
     partition.check(count_of(examples))
     sizes = partition.sizes
     put = lambda x, dtype: jax.device_put(np.asarray(x, dtype))
@@ -106,6 +116,7 @@ def federate(examples: Examples, partition: Partition) -> FederatedData:
         sizes=put(sizes, np.int32),
         max_size=int(sizes.max()),
         equal_sizes=bool(sizes.min() == sizes.max()),
+        shift=shift,
     )
 
 
@@ -164,9 +175,12 @@ def shuffled_positions(key: jax.Array, size: Any, length: int) -> jax.Array:
 def client_batch(data: ClientData, positions: jax.Array) -> Batch:
     """Gathers the examples at `positions` of a client; positions past its size are padding."""
     mask = positions < data.size
-    index = data.indices[data.offset + jnp.where(mask, positions, 0)]
-    inputs, labels = jax.tree.map(lambda x: x[index], data.examples)
-    return Batch(inputs, labels, mask)
+    place = data.offset + jnp.where(mask, positions, 0)
+    index = data.indices[place]
+    row = place if data.gathered else index
+    inputs, labels = jax.tree.map(lambda x: x[row], data.examples)
+    batch = Batch(inputs, labels, mask)
+    return batch if data.shift is None else data.shift.see(batch, data.client, index)
 
 
 def sum_over(f: Callable[[Any], Any], count: Any) -> Any:

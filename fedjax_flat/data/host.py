@@ -6,6 +6,7 @@ uses one executable; sizes, order and padding are those of `federate`, and so ar
 """
 
 import dataclasses
+from typing import Any
 
 import jax
 import numpy as np
@@ -24,6 +25,7 @@ class HostData:
     examples: Examples
     partition: Partition
     groups: np.ndarray | None = None  # as in FederatedData
+    shift: Any = None
 
     def __post_init__(self):
         self.partition.check(count_of(self.examples))
@@ -41,21 +43,25 @@ class HostData:
         slots = len(wanted)
         sizes = self.partition.sizes
         capacity = int(np.sort(sizes)[-slots:].sum()) if slots < len(sizes) else int(sizes.sum())
-        own = [self.partition.client(k) for k in clients]
-        index = np.concatenate([np.zeros(0, np.int64), *own]).astype(np.int64)
+        room = max(capacity, 1)
+        offsets = self.partition.offsets
+        own = [np.arange(offsets[k], offsets[k + 1]) for k in clients]
+        where = np.concatenate([np.zeros(0, np.int64), *own])
+        index = self.partition.indices[where]
         padded = lambda values, fill: np.concatenate(
             [values, np.full(slots - len(clients), fill)]
         ).astype(np.int32)
         ends = np.cumsum(sizes[clients])
-        taken = lambda x: _rows(x, index, max(capacity, 1))
+        taken = lambda x: _rows(x, index, room)
         return FederatedData(
             examples=jax.tree.map(lambda x: jax.device_put(taken(x)), self.examples),
-            indices=jax.device_put(np.arange(max(capacity, 1), dtype=np.int32)),
+            indices=jax.device_put(_rows(self.partition.indices, where, room)),
             offsets=jax.device_put(padded(ends - sizes[clients], 0)),
             sizes=jax.device_put(padded(sizes[clients], 0)),
             max_size=int(sizes.max()),
             equal_sizes=bool(sizes.min() == sizes.max()),
             groups=None if self.groups is None else jax.device_put(self.groups),
+            shift=self.shift,
             present=jax.device_put(padded(clients, NOBODY)),
         )
 
@@ -66,6 +72,6 @@ def _rows(x: np.ndarray, index: np.ndarray, capacity: int) -> np.ndarray:
     rows = narrow(np.asarray(x)[index])
     if len(rows) == capacity:
         return rows
-    room = np.zeros((capacity, *rows.shape[1:]), rows.dtype)
-    room[: len(rows)] = rows
-    return room
+    padded = np.zeros((capacity, *rows.shape[1:]), rows.dtype)
+    padded[: len(rows)] = rows
+    return padded

@@ -14,6 +14,7 @@ from fedjax_flat import data as data_lib
 from fedjax_flat import errors, memory, models, plugins, rng, tasks
 from fedjax_flat.algorithms import Algorithm
 from fedjax_flat.data import Dataset, Examples, FederatedData, HostData, Partition
+from fedjax_flat.data import shift as shift_lib
 from fedjax_flat.data.partition import follow_owners, hold_out, local_split
 from fedjax_flat.engine import client_state, cohort, sampling
 from fedjax_flat.engine.evaluate import evaluator, in_blocks, personal_evaluator
@@ -130,11 +131,16 @@ def build(
     strategy = "map" if config.debug else config.cohort.strategy  # one client's values at a time
     over = cohort.cohort_map(strategy, chunk=config.cohort.chunk, devices=config.cohort.devices)
     batches = over if over.mesh else cohort.cohort_map("map")
-    data = place_data(config.data.placement, dataset.train, shares.train, over)
+    shift = build_shift(config, dataset, partition)
+    data = place_data(config.data.placement, dataset.train, shares.train, over, shift)
     local_test = None
     if shares.local_test:
-        local_test = place_data(config.data.placement, *shares.local_test, over)
-    splits = build_splits(config, dataset, data, shares.validation, over)
+        tested, own = shares.local_test
+        after = 0 if tested is dataset.train else data_lib.count_of(dataset.train)
+        look = shift_lib.evaluated(shift, after)
+        local_test = place_data(config.data.placement, tested, own, over, look)
+    seen = shift_lib.seen(shift, dataset, partition)
+    splits = build_splits(config, seen, data, shares.validation, over)
     cosine = config.metrics.cosine
     by_client = lambda whose: jax.jit(
         personal_evaluator(task, whose, config.eval.batch_size, batches)
@@ -194,11 +200,20 @@ def build_task(config: ml_collections.ConfigDict, dataset: Dataset) -> Task:
     options = config_lib.options_of(config, "task", found)
     if name in ("classification", "segmentation"):
         data_lib.check_labels(dataset, options.get("ignored"))
+    preprocess = data_lib.preprocess(
+        dataset,
+        crop_padding=config.data.crop_padding,
+        resized_crop=config.data.resized_crop,
+        rotation=config.data.rotation,
+        flip=config.data.flip,
+        cutout=config.data.cutout,
+        mixup=config.data.mixup,
+    )
     network = config_lib.options_of(config, "model", models.MODELS.find(config.model.name))
     model = models.build(
         config.model.name,
         num_classes=dataset.num_classes or 1,
-        inputs=dataset.inputs,
+        inputs=preprocess.inputs,
         precision=config.model.precision,
         frozen_stats=config.model.statistics == "frozen",
         **network,
@@ -209,13 +224,6 @@ def build_task(config: ml_collections.ConfigDict, dataset: Dataset) -> Task:
             f"config.model.statistics = {config.model.statistics!r} would change nothing: model "
             f"{config.model.name} has no statistics."
         )
-    preprocess = data_lib.preprocess(
-        dataset,
-        crop_padding=config.data.crop_padding,
-        flip=config.data.flip,
-        cutout=config.data.cutout,
-        mixup=config.data.mixup,
-    )
     return found.make(model, preprocess, dataset, **options)
 
 
@@ -226,8 +234,10 @@ def build_splits(
     """The examples of every split that is looked at; with host data, train is on the host too."""
     place = lambda examples: over.replicate(data_lib.on_device(examples))
     of_train = lambda index: jax.tree.map(lambda x: np.asarray(x)[index], dataset.train)
+    shifted = data.shift is not None and data.shift.evaluated
     make: dict[str, Callable[[], Examples]] = {
-        "train": lambda: data.examples, "test": lambda: place(dataset.test)
+        "train": lambda: place(dataset.train) if shifted else data.examples,
+        "test": lambda: place(dataset.test),
     }
     if held_out is not None:
         rest = np.setdiff1d(np.arange(data_lib.count_of(dataset.train)), held_out)
@@ -242,13 +252,28 @@ def build_splits(
     return {name: errors.lookup("split", name, make)() for name in {"train", *config.eval.splits}}
 
 
-def place_data(placement: str, examples: Examples, partition: Partition, over) -> Any:
+def place_data(placement: str, examples: Examples, partition: Partition, over, shift) -> Any:
     """Clients' examples on the device if they fit, or a cohort at a time from the host."""
     if placement == "auto":
         placement = "device" if memory.fits(examples) else "host"
     if placement == "device":
-        return over.replicate(data_lib.federate(examples, partition))
-    return HostData(examples, partition)
+        return over.replicate(data_lib.federate(examples, partition, shift=shift))
+    return HostData(examples, partition, shift=shift)
+
+
+def build_shift(
+    config: ml_collections.ConfigDict, dataset: Dataset, partition: Partition
+) -> data_lib.Shift | None:
+    """How each of the partition's clients sees its examples; None is as they are."""
+    found = data_lib.SHIFTS.find(config.data.shift.name)
+    options = config_lib.options_of(config, "data.shift", found)
+    shift = found.make(dataset, partition.num_clients, **options)
+    if not isinstance(shift, data_lib.Shift | None):
+        raise errors.UsageError(
+            f"data.shift {config.data.shift.name} returns {type(shift).__name__}: expected "
+            "fedjax_flat.data.Shift, or None."
+        )
+    return shift
 
 
 def place_client_state(config, task: Task, algorithm: Algorithm, clients: int) -> str:

@@ -19,7 +19,7 @@ from ml_collections import config_dict
 from fedjax_flat import errors
 from fedjax_flat.algorithms import METHODS
 from fedjax_flat.algorithms.base import WEIGHTINGS
-from fedjax_flat.data import PARTITIONS, SOURCES
+from fedjax_flat.data import PARTITIONS, SHIFTS, SOURCES
 from fedjax_flat.experiment import usage
 from fedjax_flat.models import MODELS, STATISTICS
 from fedjax_flat.models.base import PRECISIONS
@@ -51,6 +51,12 @@ SETTINGS: dict[str, Setting] = {
         choices=("auto", "device", "host"),
     ),
     "data.crop_padding": Setting(0, "pixels around an image of which a crop is taken", at_least=0),
+    "data.resized_crop": Setting(
+        0, "side to which a random part of an image is resized; 0 is none", at_least=0
+    ),
+    "data.rotation": Setting(
+        0.0, "largest random turn to either side, of 1; 0 is none", at_least=0, at_most=0.5
+    ),
     "data.flip": Setting(False, "left to right, half of the time"),
     "data.cutout": Setting(0, "side of the square in pixels; 0 is none", at_least=0),
     "data.mixup": Setting(0.0, "alpha of Beta(alpha, alpha); 0 is none", at_least=0),
@@ -65,6 +71,7 @@ SETTINGS: dict[str, Setting] = {
     "data.local_test": Setting(
         0.0, "share of each client's train examples that are its own test examples", **_SHARE
     ),
+    "data.shift.name": Setting("none", "clients that see the world differently"),
     "task.name": Setting("auto", "what is learned; auto is what the data are for"),
     "partition.name": Setting("dirichlet"),
     "model.name": Setting("mlp"),
@@ -151,7 +158,7 @@ SETTINGS: dict[str, Setting] = {
 }
 # Whose settings stand beside the name that chooses among them.
 BESIDE: dict[str, Registry[Any]] = {
-    "data": SOURCES, "partition": PARTITIONS, "model": MODELS, "task": TASKS
+    "data": SOURCES, "data.shift": SHIFTS, "partition": PARTITIONS, "model": MODELS, "task": TASKS
 }
 
 
