@@ -15,8 +15,10 @@ from fedjax_flat.models.base import (
     num_parameters,
 )
 from fedjax_flat.models.cnn import CNN
+from fedjax_flat.models.femnist import VARIANTS, FemnistCNN
+from fedjax_flat.models.lenet import LeNet
 from fedjax_flat.models.mlp import MLP
-from fedjax_flat.models.resnet import ResNet18
+from fedjax_flat.models.resnet import ResNet18, ResNet20
 from fedjax_flat.registry import Entry, Registry, entry
 from fedjax_flat.settings import Setting, check_options
 
@@ -27,7 +29,16 @@ MODELS.add("mlp", entry(MLP, {
     "hidden": Setting((64,), "widths of the hidden layers"),
     "norm": Setting("none", "after each hidden layer", choices=("none", "batch")),
 }))
-MODELS.add("resnet18", entry(ResNet18))
+MODELS.add("lenet", entry(LeNet))
+MODELS.add("femnist_cnn", entry(FemnistCNN, {
+    "variant": Setting("mora", "whose network", choices=VARIANTS),
+}))
+_RESNET = {
+    "norm": Setting("group", "after each convolution", choices=("group", "batch")),
+    "groups": Setting(2, "of each GroupNorm", at_least=1),
+}
+MODELS.add("resnet18", entry(ResNet18, _RESNET))
+MODELS.add("resnet20", entry(ResNet20, _RESNET))
 
 
 def build(
@@ -57,6 +68,6 @@ def build(
 
 
 __all__ = [
-    "CLASSIFIER", "CNN", "MLP", "MODELS", "STATISTICS", "Model", "Outputs", "ResNet18", "Variables",
-    "build", "from_linen", "num_parameters",
+    "CLASSIFIER", "CNN", "MLP", "MODELS", "STATISTICS", "FemnistCNN", "LeNet", "Model", "Outputs",
+    "ResNet18", "ResNet20", "Variables", "build", "from_linen", "num_parameters",
 ]

@@ -132,3 +132,15 @@ class BatchNorm(nn.Module):
             centre, spread_out = mean.value.astype(scale.dtype), var.value.astype(scale.dtype)
         factor = scale * jax.lax.rsqrt(spread_out + self.epsilon)
         return ((values - spread(centre)) * spread(factor) + spread(bias)).astype(x.dtype)
+
+
+def normalise(
+    x: jax.Array, norm: str, *, train: bool, mask: jax.Array | None, groups: int = 2,
+    epsilon: float = 1e-5,
+) -> jax.Array:
+    """The layer that a model's setting `norm` names: group, batch, or none."""
+    if norm == "group":
+        return GroupNorm(groups, epsilon)(x)
+    if norm == "batch":
+        return BatchNorm(epsilon=epsilon)(x, train=train, mask=mask)
+    return x
