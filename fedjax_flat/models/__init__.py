@@ -17,6 +17,7 @@ from fedjax_flat.models.base import (
 from fedjax_flat.models.cnn import CNN
 from fedjax_flat.models.femnist import VARIANTS, FemnistCNN
 from fedjax_flat.models.lenet import LeNet
+from fedjax_flat.models.lstm import ShakespeareLSTM, StackOverflowLSTM
 from fedjax_flat.models.mlp import MLP
 from fedjax_flat.models.mobile import EfficientNetLite0, MobileNetV2
 from fedjax_flat.models.pretrained import start_from
@@ -56,6 +57,8 @@ def _mobile(norm: str) -> Settings:
 
 MODELS.add("mobilenetv2", entry(MobileNetV2, _mobile("group")))
 MODELS.add("efficientnet_lite0", entry(EfficientNetLite0, _mobile("batch")))
+MODELS.add("shakespeare_lstm", entry(ShakespeareLSTM))
+MODELS.add("stackoverflow_lstm", entry(StackOverflowLSTM))
 
 
 def build(

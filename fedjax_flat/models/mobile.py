@@ -16,7 +16,7 @@ files of pretrained weights (pretrained.py). From random weights it hardly train
 network of Fed3R drops whole blocks too (drop-path), which its text does not mention; here none.
 """
 
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -106,8 +106,8 @@ class _Mobile(nn.Module):
     groups: int = 8
     dropout: float = 0.0
 
-    stages = MOBILENETV2
-    epsilons = {"group": 1e-6, "batch": 1e-5, "none": 0.0}
+    stages: ClassVar = MOBILENETV2
+    epsilons: ClassVar = {"group": 1e-6, "batch": 1e-5, "none": 0.0}
 
     @nn.compact
     def __call__(
@@ -137,5 +137,5 @@ class EfficientNetLite0(_Mobile):
 
     norm: str = "batch"
 
-    stages = EFFICIENTNET_LITE0
-    epsilons = {"group": 1e-3, "batch": 1e-3, "none": 0.0}
+    stages: ClassVar = EFFICIENTNET_LITE0
+    epsilons: ClassVar = {"group": 1e-3, "batch": 1e-3, "none": 0.0}

@@ -85,7 +85,7 @@ def in_our_names(arrays: Arrays) -> Arrays:
 
 def _folded(arrays: Arrays) -> Arrays:
     names = sorted({name.rpartition("_")[0] for name in arrays})
-    found = {}
+    found: Arrays = {}
     for name in names:
         kernel = arrays[f"{name}_w"].astype(np.float32) * arrays[f"{name}_s"]
         if name == "fc":

@@ -3,8 +3,8 @@
 What a file is, its first bytes say: `.safetensors`; `.npz` (never with pickled objects); torch's
 `.pt` and `.pth`, both the zip archives of torch 1.6 and later and the older files. Torch's are
 pickles with the tensors' bytes beside them. The unpickler here knows dicts, the types of storages
-and the marks that say "a tensor of this storage, offset, shape and strides", and refuses every other
-name; of what a mark says, nothing is read outside its storage. Torch itself is not needed.
+and the marks that say "a tensor of this storage, offset, shape and strides"; it refuses every other
+name, and no mark makes it read outside the storage. Torch itself is not needed.
 
 Layout of an old torch file: five pickles (a magic number, 1001, facts about the writer's machine,
 the tree with marks, the storages' names in order), then for each storage its length as an int64 and
@@ -158,8 +158,8 @@ class _Unpickler(pickle.Unpickler):
         if module == "torch" and name in TYPES:
             return name
         raise _Refused(
-            f"it names {module}.{name}, which is refused: expected dicts of tensors only (in torch: "
-            "torch.save(model.state_dict(), FILE))."
+            f"it names {module}.{name}, which is refused: expected dicts of tensors only, as "
+            "torch.save(model.state_dict(), FILE) writes them."
         )
 
     def persistent_load(self, pid: Any) -> _Storage:
