@@ -17,7 +17,8 @@ import numpy as np
 
 from fedjax_flat import errors
 from fedjax_flat.data.sources import files
-from fedjax_flat.data.sources.base import SOURCES, Dataset, Examples, Source
+from fedjax_flat.data.sources.base import SOURCES, Dataset, Examples, Source, drawn_anew
+from fedjax_flat.settings import Setting
 
 _NAMES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte",
           "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
@@ -53,21 +54,23 @@ _FASHION = _Idx(
 )
 
 
-def mnist(data_dir) -> Dataset:
+def mnist(data_dir, test_share: float = 0.0) -> Dataset:
     """MNIST: 60,000 train and 10,000 test images of handwritten digits, 28x28x1."""
-    return _load("mnist", _MNIST, data_dir)
+    return _load("mnist", _MNIST, data_dir, test_share)
 
 
-def fashion_mnist(data_dir) -> Dataset:
+def fashion_mnist(data_dir, test_share: float = 0.0) -> Dataset:
     """Fashion-MNIST: 60,000 train and 10,000 test images of clothes, 28x28x1."""
-    return _load("fashion_mnist", _FASHION, data_dir)
+    return _load("fashion_mnist", _FASHION, data_dir, test_share)
 
 
-def _load(name: str, spec: _Idx, data_dir: pathlib.Path | None) -> Dataset:
+def _load(name: str, spec: _Idx, data_dir: pathlib.Path | None, test_share: float) -> Dataset:
     wanted = [f"{folder}/{_NAMES[0]}.gz" for folder in spec.folders]
     folder = (_find(spec, data_dir) or files.need(name, data_dir, wanted)).parent
     arrays = [_read(folder, n, md5) for n, md5 in zip(_NAMES, spec.md5, strict=True)]
     train, test = (Examples(arrays[i][..., None], arrays[i + 1].astype(np.int32)) for i in (0, 2))
+    if test_share:
+        train, test = drawn_anew(train, test, test_share)
     return Dataset(name, train, test, 10, 255.0, (spec.mean,), (spec.std,), classes=spec.classes)
 
 
@@ -130,4 +133,7 @@ for _load_one, _spec, _about, _bytes, _licence in (
         files=f"{', '.join(f'{n}.gz' for n in _NAMES)} in "
               f"{' or '.join(f'{f}/' for f in (*_spec.folders, *filter(None, [_spec.system])))}",
         here=functools.partial(_is_here, _spec),
+        settings={"test_share": Setting(
+            0.0, "of all 70,000, drawn at random; 0 is the published test set", at_least=0, below=1
+        )},
     ))
