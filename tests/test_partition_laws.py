@@ -73,6 +73,14 @@ def test_another_seed_is_another_partition(law):
     assert (one == two) == (law == "natural")
 
 
+@pytest.mark.parametrize("law", LAWS)
+def test_labels_of_bytes(law):
+    """Labels come from files as bytes; arithmetic in their type would wrap around."""
+    labels = np.repeat(np.arange(5), 40)
+    wide, narrow = (LAWS[law][0](labels.astype(t), 5, 0).content_hash for t in ("int64", "uint8"))
+    assert wide == narrow
+
+
 def test_apportion_against_its_definition():
     """Within one of the exact share, in sum the total, the largest remainders rounded up."""
     rng = np.random.default_rng(0)

@@ -129,6 +129,8 @@ def test_restrict_keeps_clients_and_order():
     partition = Partition.of([[5, 1, 3], [0, 2], [4]])
     fewer = restrict(partition, [0, 1, 2, 5, 9])
     assert [fewer.client(k).tolist() for k in range(3)] == [[5, 1], [0, 2], []]
+    assert restrict(partition, np.array([5, 1], np.uint16)).sizes.tolist() == [2, 0, 0]
+    assert restrict(partition, []).sizes.tolist() == [0, 0, 0]
     composed = restrict(dirichlet(CIFAR100, 100, alpha=0, seed=0), imbalance(CIFAR100, "B", seed=0))
     assert set(composed.sizes) == {125, 375}
 
@@ -166,7 +168,7 @@ def test_statistics_against_the_definition(block, monkeypatch):
         assert found["examples"] == sum(sizes)
         rest = statistics(partition, labels, jaccard=False)
         assert {**rest, "mean_jaccard": found["mean_jaccard"]} == found
-        counts = class_counts(partition, labels, 12)
+        counts = class_counts(partition, labels.astype(np.uint8), 12)
         for k in range(partition.num_clients):
             expected = np.bincount(labels[partition.client(k)], minlength=12)
             np.testing.assert_array_equal(counts[k], expected)
