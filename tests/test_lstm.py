@@ -59,7 +59,7 @@ def test_layer_equals_numpy(x64):
     np.testing.assert_allclose(ours, expected, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("steps", [1, 9])
+@pytest.mark.parametrize("steps", [1, 5])
 def test_derivatives_equal_those_of_the_loop_written_out(x64, steps):
     keys = jax.random.split(jax.random.key(0), 4)
     draw = lambda key, *shape: jax.random.normal(key, shape, jnp.float64)
@@ -78,7 +78,7 @@ def test_derivatives_equal_those_of_the_loop_written_out(x64, steps):
             "vmap over weights": jax.vmap(grad, (None, 2))(x, jnp.stack([w, v], 2)),
         }
 
-    ours, expected = jax.jit(lambda: everything(ops.lstm))(), jax.jit(lambda: everything(jax_lstm))()
+    ours, expected = (jax.jit(lambda f=f: everything(f))() for f in (ops.lstm, jax_lstm))
     for name, values in expected.items():
         for a, b in zip(jax.tree.leaves(ours[name]), jax.tree.leaves(values), strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-10, err_msg=name)

@@ -12,7 +12,6 @@ import fedjax_flat as ff
 from fedjax_flat import models
 from fedjax_flat.models import mobile, resnet
 
-
 COLOUR, GREY = (32, 32, 3), (28, 28, 1)
 TOKENS = jax.ShapeDtypeStruct((1, 5), jnp.int32)
 EXTRACTOR = 1280 * 10 + 10  # less than this, which is the classifier's

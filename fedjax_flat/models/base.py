@@ -64,8 +64,8 @@ def from_linen(
         jnp.issubdtype(s.dtype, jnp.floating) for s in jax.tree.leaves(inputs)
     ):
         raise errors.UsageError(
-            f"precision bfloat16 would change nothing: {type(module).__name__} reads whole numbers, "
-            "and layers compute in the type of their inputs. Leave it at float32."
+            f"precision bfloat16 would change nothing: {type(module).__name__} reads whole "
+            "numbers, and layers compute in the type of their inputs. Leave it at float32."
         )
 
     def init(key):
