@@ -3,7 +3,10 @@
 Importing this package fills `SOURCES`.
 """
 
+from fedjax_flat.data.sources import celeba as _celeba  # noqa: F401
 from fedjax_flat.data.sources import cifar as _cifar  # noqa: F401
+from fedjax_flat.data.sources import images as _images  # noqa: F401
+from fedjax_flat.data.sources import landmarks as _landmarks  # noqa: F401
 from fedjax_flat.data.sources.base import (
     DATA_VARIABLE,
     SOURCES,

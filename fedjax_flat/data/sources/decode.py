@@ -1,0 +1,173 @@
+"""Many pictures into one array of bytes: decoded by threads, kept in a memory-mapped cache.
+
+A picture becomes RGB (or grey), its shorter side is resized to `side`, and the middle square is
+kept; with `stretch`, both sides are resized, as LEAF does. Large JPEGs are decoded at the smallest
+of their own scales that is still large enough.
+"""
+
+import concurrent.futures
+import io
+import json
+import logging
+import math
+import os
+import pathlib
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from fedjax_flat import errors
+from fedjax_flat.data.sources import files
+
+VERSION = 1  # of what is in caches; another number makes them anew
+MOST_FOR_STATISTICS = 10_000
+_MODES = {1: "L", 3: "RGB", 4: "RGBA"}
+_NAMED = 3  # how many unreadable images an error names
+
+log = logging.getLogger(__name__)
+
+
+class Form(NamedTuple):
+    """What pictures become: squares of `side`, or of their own size when that is 0."""
+
+    side: int = 0
+    channels: int = 3
+    stretch: bool = False
+
+
+def picture(source: pathlib.Path | bytes, form: Form) -> np.ndarray:
+    """One picture, (height, width, channels) of bytes."""
+    from PIL import Image, ImageOps
+
+    side = form.side
+    with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source) as opened:
+        if side:
+            opened.draft(None, (side, side))
+        image = ImageOps.exif_transpose(opened).convert(_MODES[form.channels])
+    if form.stretch:
+        image = image.resize((side, side), Image.Resampling.BICUBIC)
+    elif side:
+        width, height = image.size
+        cut = min(width, height)
+        left, top = (width - cut) / 2, (height - cut) / 2
+        image = image.resize((side, side), Image.Resampling.BICUBIC,
+                             box=(left, top, left + cut, top + cut))
+    return np.asarray(image, np.uint8).reshape(image.height, image.width, form.channels)
+
+
+def pictures(
+    name: str, paths: Sequence[pathlib.Path], form: Form, *, root: pathlib.Path,
+    skip_unreadable: bool = False,
+) -> tuple[np.ndarray, np.ndarray]:
+    """(pictures of the readable files, positions of those files), from root's cache if there."""
+    cache, everything = files.cache_folder(root), np.arange(len(paths))
+    made_of = lambda which: files.fingerprint(root, [paths[i] for i in which], VERSION, form)
+    skipped = cache / f"{made_of(everything)}.unreadable.json"
+    unreadable: list[int] = []
+    if skip_unreadable and skipped.is_file():
+        unreadable = json.loads(skipped.read_text())
+    while True:
+        kept = np.delete(everything, unreadable)
+        if not len(kept):
+            raise errors.UsageError(f"{name}: none of {len(paths)} images can be read.")
+        shape = (len(kept), form.side, form.side, form.channels)
+        path = cache / f"{made_of(kept)}.npy"
+        if path.is_file():
+            return files.memory_mapped(path, shape, np.uint8), kept
+        one = lambda i, kept=kept: picture(paths[kept[i]], form)
+        try:
+            filled(name, path, shape, one)
+        except Unreadable as e:
+            if not skip_unreadable:
+                raise errors.UsageError(
+                    _unreadable(name, [paths[i] for i in e.which], e.why)
+                    + " Repair or remove them, or leave them out with "
+                    "--config.data.skip_unreadable=True."
+                ) from e
+            log.warning("%s Left out.", _unreadable(name, [paths[i] for i in e.which], e.why))
+            unreadable = e.which
+            with files.written_whole(skipped) as partial:
+                partial.write_text(json.dumps(unreadable))
+
+
+class Unreadable(Exception):
+    """Some pictures cannot be decoded: which, and why the first cannot."""
+
+    def __init__(self, which: list[int], why: str):
+        super().__init__(which, why)
+        self.which, self.why = which, why
+
+
+def filled(
+    name: str, path: pathlib.Path | None, shape: tuple[int, ...],
+    one: Callable[[int], np.ndarray],
+) -> np.ndarray:
+    """one(0) .. one(n - 1) as an array of bytes: in the file `path`, or in memory without one."""
+    if path is None:
+        array = np.empty(shape, np.uint8)
+        _fill(name, array, one)
+        return array
+    with files.written_whole(path) as partial:
+        _allocate(partial, shape)
+        array = np.load(partial, mmap_mode="r+", allow_pickle=False)
+        _fill(name, array, one)
+        array.flush()
+    return files.memory_mapped(path, shape, np.uint8)
+
+
+def _allocate(path: pathlib.Path, shape: tuple[int, ...]) -> None:
+    """Claims the space first: a full disk is an error here, and the end of the process later."""
+    with open(path, "wb") as file:
+        np.lib.format.write_array_header_1_0(
+            file, {"descr": "|u1", "fortran_order": False, "shape": shape}
+        )
+        start, size = file.tell(), math.prod(shape)
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(file.fileno(), start, size)
+        else:
+            file.truncate(start + size)
+
+
+def _fill(name: str, array: np.ndarray, one: Callable[[int], np.ndarray]) -> None:
+    import tqdm
+    from PIL import Image
+
+    def put(i: int) -> str:
+        try:
+            array[i] = one(i)
+        except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as e:
+            return str(e) or type(e).__name__
+        return ""
+
+    pool = concurrent.futures.ThreadPoolExecutor(os.cpu_count())
+    try:
+        done = tqdm.tqdm(pool.map(put, range(len(array))), desc=f"decoding {name}",
+                         total=len(array), unit=" images", disable=None, dynamic_ncols=True)
+        wrong = {i: why for i, why in enumerate(done) if why}
+    finally:  # Ctrl-C waits for the pictures in hand, not for all
+        pool.shutdown(cancel_futures=True)
+    if wrong:
+        raise Unreadable(list(wrong), next(iter(wrong.values())))
+
+
+def _unreadable(name: str, paths: Sequence[pathlib.Path], why: str) -> str:
+    named = ", ".join(map(str, paths[:_NAMED])) + (", ..." if len(paths) > _NAMED else "")
+    return f"{name}: {len(paths)} unreadable images: {named} ({why})."
+
+
+def statistics(name: str, images: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and deviation of each channel of bytes in [0, 1], of at most 10,000 images."""
+    count = len(images)
+    if count > MOST_FOR_STATISTICS:
+        log.info("%s: means and deviations of the channels are those of %d images, evenly spaced "
+                 "among %d.", name, MOST_FOR_STATISTICS, count)
+    which = np.linspace(0, count - 1, min(count, MOST_FOR_STATISTICS)).astype(int)
+    channels = images.shape[-1] if images.ndim == 4 else 1
+    sums = np.zeros((2, channels))
+    for part in np.array_split(which, -(-len(which) // 100)):
+        pixels = images[part].reshape(-1, channels).astype(np.float64) / 255
+        sums += pixels.sum(0), (pixels**2).sum(0)
+    mean, square = sums / (len(which) * math.prod(images.shape[1:3]))
+    deviation = np.sqrt(np.maximum(square - mean**2, 0)) + 1e-6
+    return tuple(mean.tolist()), tuple(deviation.tolist())
