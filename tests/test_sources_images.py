@@ -253,20 +253,6 @@ def test_wrong_folders(pets, tmp_path):
         sources.load("images")
 
 
-def test_statistics_of_many_images_are_those_of_some(monkeypatch, caplog):
-    caplog.set_level(logging.INFO)
-    images = np.arange(256, dtype=np.uint8)[:, None, None, None] * np.ones((2, 2, 3), np.uint8)
-    whole = decode.statistics("x", images)
-    scaled = images.reshape(-1, 3) / 255
-    np.testing.assert_allclose(whole, [scaled.mean(0), scaled.std(0)], atol=2e-6)
-    assert not caplog.text
-    monkeypatch.setattr(decode, "MOST_FOR_STATISTICS", 64)
-    some = decode.statistics("x", images)
-    assert "64 images, evenly spaced among 256" in caplog.text
-    assert some != whole
-    np.testing.assert_allclose(some, whole, atol=0.01)
-
-
 @pytest.fixture
 def landmarks(tmp_path):
     root = tmp_path / "landmarks"

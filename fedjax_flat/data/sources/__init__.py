@@ -3,6 +3,7 @@
 Importing this package fills `SOURCES`.
 """
 
+from fedjax_flat.data.sources import arrays as _arrays  # noqa: F401
 from fedjax_flat.data.sources import celeba as _celeba  # noqa: F401
 from fedjax_flat.data.sources import cifar as _cifar  # noqa: F401
 from fedjax_flat.data.sources import images as _images  # noqa: F401

@@ -21,7 +21,6 @@ from fedjax_flat import errors
 from fedjax_flat.data.sources import files
 
 VERSION = 1  # of what is in caches; another number makes them anew
-MOST_FOR_STATISTICS = 10_000
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 _NAMED = 3  # how many unreadable images an error names
 
@@ -154,20 +153,3 @@ def _fill(name: str, array: np.ndarray, one: Callable[[int], np.ndarray]) -> Non
 def _unreadable(name: str, paths: Sequence[pathlib.Path], why: str) -> str:
     named = ", ".join(map(str, paths[:_NAMED])) + (", ..." if len(paths) > _NAMED else "")
     return f"{name}: {len(paths)} unreadable images: {named} ({why})."
-
-
-def statistics(name: str, images: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and deviation of each channel of bytes in [0, 1], of at most 10,000 images."""
-    count = len(images)
-    if count > MOST_FOR_STATISTICS:
-        log.info("%s: means and deviations of the channels are those of %d images, evenly spaced "
-                 "among %d.", name, MOST_FOR_STATISTICS, count)
-    which = np.linspace(0, count - 1, min(count, MOST_FOR_STATISTICS)).astype(int)
-    channels = images.shape[-1] if images.ndim == 4 else 1
-    sums = np.zeros((2, channels))
-    for part in np.array_split(which, -(-len(which) // 100)):
-        pixels = images[part].reshape(-1, channels).astype(np.float64) / 255
-        sums += pixels.sum(0), (pixels**2).sum(0)
-    mean, square = sums / (len(which) * math.prod(images.shape[1:3]))
-    deviation = np.sqrt(np.maximum(square - mean**2, 0)) + 1e-6
-    return tuple(mean.tolist()), tuple(deviation.tolist())

@@ -6,13 +6,13 @@ import io
 import logging
 import pathlib
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from fedjax_flat import errors
 from fedjax_flat.data.sources import decode
-from fedjax_flat.data.sources.base import Dataset, Examples, numbered
+from fedjax_flat.data.sources.base import Dataset, Examples, channel_statistics, numbered
 from fedjax_flat.settings import Setting
 
 SETTINGS = {
@@ -96,25 +96,26 @@ def dataset(
         splits.append(Examples(images, labels))
     if not test:
         log.info("%s: no test images; the train images are tested on.", name)
-    mean, std = normal or decode.statistics(name, splits[0].inputs)
+    mean, std = normal or channel_statistics(name, splits[0].inputs)
     found = Dataset(name, splits[0], splits[-1], num_classes or len(classes), 255.0, mean, std,
                     classes=() if num_classes else classes)
-    return with_clients(found, *([r.client for r in rows] for rows in (kept[0], kept[-1])))
+    clients = [[row.client for row in rows] for rows in (kept[0], kept[-1])]
+    return with_clients(found, *clients) if any(clients[0]) else found
 
 
-def with_clients(found: Dataset, train: Sequence[str], test: Sequence[str]) -> Dataset:
-    """With the natural client of every example; '' is nobody's, in test only."""
-    if not any(train):
-        return found
+def with_clients(found: Dataset, train: Any, test: Any = None) -> Dataset:
+    """With the natural client of every example, by any values; '' and -1 are nobody, in test."""
     names, owners = numbered(train)
     number = {n: i for i, n in enumerate(names)}
-    test_owners = np.array([number.get(c, -1) for c in test], np.int32)
-    strange = [c for c in test if c and c not in number]
+    tested = [] if test is None else [str(c) for c in np.asarray(test).tolist()]
+    test_owners = np.array([number.get(c, -1) for c in tested], np.int32)
+    strange = [c for c in tested if c not in ("", "-1") and c not in number]
     if strange:
         log.info("%s: %d clients have test examples only; they take no part, and their %d test "
                  "examples are nobody's.", found.name, len(set(strange)), len(strange))
     return dataclasses.replace(
-        found, owners=owners, clients=names, test_owners=test_owners if any(test) else None
+        found, owners=owners, clients=names,
+        test_owners=test_owners if any(c not in ("", "-1") for c in tested) else None,
     )
 
 
