@@ -8,6 +8,7 @@ from fedjax_flat.data.sources import celeba as _celeba  # noqa: F401
 from fedjax_flat.data.sources import cifar as _cifar  # noqa: F401
 from fedjax_flat.data.sources import images as _images  # noqa: F401
 from fedjax_flat.data.sources import landmarks as _landmarks  # noqa: F401
+from fedjax_flat.data.sources import tfds as _tfds  # noqa: F401
 from fedjax_flat.data.sources.base import (
     DATA_VARIABLE,
     SOURCES,

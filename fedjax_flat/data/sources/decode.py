@@ -13,7 +13,7 @@ import math
 import os
 import pathlib
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -23,6 +23,9 @@ from fedjax_flat.data.sources import files
 VERSION = 1  # of what is in caches; another number makes them anew
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 _NAMED = 3  # how many unreadable images an error names
+_AT_ONCE = 64  # images, by one thread
+
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -66,6 +69,7 @@ def pictures(
     unreadable: list[int] = []
     if skip_unreadable and skipped.is_file():
         unreadable = json.loads(skipped.read_text())
+        log.warning("%s: %d unreadable images are left out, as before.", name, len(unreadable))
     while True:
         kept = np.delete(everything, unreadable)
         if not len(kept):
@@ -74,18 +78,18 @@ def pictures(
         path = cache / f"{made_of(kept)}.npy"
         if path.is_file():
             return files.memory_mapped(path, shape, np.uint8), kept
-        one = lambda i, kept=kept: picture(paths[kept[i]], form)
+        fetch = lambda which, kept=kept: [paths[i] for i in kept[which.start:which.stop]]
         try:
-            filled(name, path, shape, one)
+            filled(name, path, shape, fetch, lambda file: picture(file, form))
         except Unreadable as e:
+            text = _unreadable(name, [paths[i] for i in kept[e.which]], e.why)
             if not skip_unreadable:
                 raise errors.UsageError(
-                    _unreadable(name, [paths[i] for i in e.which], e.why)
-                    + " Repair or remove them, or leave them out with "
+                    f"{text} Repair or remove them, or leave them out with "
                     "--config.data.skip_unreadable=True."
                 ) from e
-            log.warning("%s Left out.", _unreadable(name, [paths[i] for i in e.which], e.why))
-            unreadable = e.which
+            log.warning("%s Left out.", text)
+            unreadable = sorted([*unreadable, *kept[e.which].tolist()])
             with files.written_whole(skipped) as partial:
                 partial.write_text(json.dumps(unreadable))
 
@@ -100,17 +104,20 @@ class Unreadable(Exception):
 
 def filled(
     name: str, path: pathlib.Path | None, shape: tuple[int, ...],
-    one: Callable[[int], np.ndarray],
+    fetch: Callable[[range], Sequence[T]], one: Callable[[T], np.ndarray],
 ) -> np.ndarray:
-    """one(0) .. one(n - 1) as an array of bytes: in the file `path`, or in memory without one."""
+    """An array of bytes in the file `path`, or in memory without one: one(item) for each item.
+
+    `fetch` gets the items of some positions. Both are called by several threads.
+    """
     if path is None:
         array = np.empty(shape, np.uint8)
-        _fill(name, array, one)
+        _fill(name, array, fetch, one)
         return array
     with files.written_whole(path) as partial:
         _allocate(partial, shape)
         array = np.load(partial, mmap_mode="r+", allow_pickle=False)
-        _fill(name, array, one)
+        _fill(name, array, fetch, one)
         array.flush()
     return files.memory_mapped(path, shape, np.uint8)
 
@@ -128,26 +135,32 @@ def _allocate(path: pathlib.Path, shape: tuple[int, ...]) -> None:
             file.truncate(start + size)
 
 
-def _fill(name: str, array: np.ndarray, one: Callable[[int], np.ndarray]) -> None:
+def _fill(name: str, array: np.ndarray, fetch: Callable, one: Callable) -> None:
     import tqdm
     from PIL import Image
 
-    def put(i: int) -> str:
-        try:
-            array[i] = one(i)
-        except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as e:
-            return str(e) or type(e).__name__
-        return ""
+    wrong: dict[int, str] = {}
 
+    def put(which: range) -> int:
+        for i, item in zip(which, fetch(which), strict=True):
+            try:
+                array[i] = one(item)
+            except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as e:
+                wrong[i] = str(e) or type(e).__name__
+        return len(which)
+
+    count = len(array)
+    parts = [range(i, min(i + _AT_ONCE, count)) for i in range(0, count, _AT_ONCE)]
     pool = concurrent.futures.ThreadPoolExecutor(os.cpu_count())
     try:
-        done = tqdm.tqdm(pool.map(put, range(len(array))), desc=f"decoding {name}",
-                         total=len(array), unit=" images", disable=None, dynamic_ncols=True)
-        wrong = {i: why for i, why in enumerate(done) if why}
+        with tqdm.tqdm(desc=f"decoding {name}", total=count, unit=" images", disable=None,
+                       dynamic_ncols=True) as bar:
+            for done in pool.map(put, parts):
+                bar.update(done)
     finally:  # Ctrl-C waits for the pictures in hand, not for all
         pool.shutdown(cancel_futures=True)
     if wrong:
-        raise Unreadable(list(wrong), next(iter(wrong.values())))
+        raise Unreadable(sorted(wrong), wrong[min(wrong)])
 
 
 def _unreadable(name: str, paths: Sequence[pathlib.Path], why: str) -> str:
