@@ -230,7 +230,8 @@ def test_preparing_what_is_there_in_another_format(tmp_path, monkeypatch):
 
 def test_nothing_heavy_is_imported_before_it_is_needed():
     heavy = ("tensorflow_datasets", "array_record", "PIL", "sklearn", "h5py", "tensorflow")
-    code = f"import sys, fedjax_flat.cli, fedjax_flat.data; print([m for m in {heavy} if m in sys.modules])"
+    code = ("import sys, fedjax_flat.cli, fedjax_flat.data; "
+            f"print([m for m in {heavy} if m in sys.modules])")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
