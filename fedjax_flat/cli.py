@@ -71,7 +71,8 @@ def _parser() -> argparse.ArgumentParser:
         help="Python file that registers a source, partition, model, task or method; it is run. "
         "The run folder remembers it",
     )
-    train.add_argument("--data", help="folder of the CIFAR files (default: $FEDJAX_FLAT_DATA)")
+    train.add_argument("--data", help="data folder (default: $FEDJAX_FLAT_DATA); `fedjax-flat "
+                       "datasets` says what to put there")
     train.add_argument("--fresh", action="store_true", help="delete the run in the folder first")
     train.add_argument("--yes", action="store_true", help="with --fresh: do not ask, delete")
     train.add_argument("--coordinator", metavar="HOST:PORT", help="several processes: where they "
@@ -121,7 +122,7 @@ def _parser() -> argparse.ArgumentParser:
         parser_.add_argument("--model", default="global", help="global (default), swa or wima")
         parser_.add_argument("--client", type=int, metavar="K", help="the model that client K "
                              "makes of the global one; its own data are split own")
-        parser_.add_argument("--data", help="folder of the CIFAR files")
+        parser_.add_argument("--data", help="data folder (default: $FEDJAX_FLAT_DATA)")
         parser_.add_argument("--seed", type=int, default=0)
 
     algorithms = commands.add_parser(

@@ -1,6 +1,8 @@
 """`fedjax-flat datasets` and `prepare`, and sources with settings inside an experiment."""
 
 import json
+import pathlib
+import re
 
 import numpy as np
 import pytest
@@ -80,6 +82,29 @@ def test_prepare_says_what_it_can_prepare(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert cli.main(["prepare", "tfds:mnist", "--data", str(tmp_path)]) == 2
     assert "preparing needs TensorFlow" in capsys.readouterr().err
+
+
+def test_the_examples_of_the_documentation(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = (pathlib.Path(__file__).parents[1] / "docs" / "data.md").read_text()
+    python = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    try:
+        exec("\n".join(python), {})
+        mine = ff.data.load("mine")
+    finally:
+        SOURCES.remove("mine")
+    assert len(mine.clients) == 6
+    own = ff.data.load("npz:mine.npz")
+    assert (len(own.test.labels), own.clients) == (9, ("0", "1"))
+    table = re.findall(r"```csv\n(.*?)```", text, re.DOTALL)[0]
+    for line in table.splitlines()[1:]:
+        path = tmp_path / "pets" / line.split(",")[0]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (9, 7)).save(path)
+    (tmp_path / "pets" / "list.csv").write_text(table)
+    pets = ff.data.load("images:pets", side=64)
+    assert pets.clients == ("ann", "zoe")
+    assert pets.input_shape == (64, 64, 3)
 
 
 def test_settings_of_a_source_reach_it_through_a_config(tmp_path):
