@@ -199,6 +199,26 @@ def test_what_is_not_prepared(tmp_path):
         sources.load("tfds:mnist", tmp_path)
 
 
+@pytest.mark.parametrize("damage", [
+    lambda path: next(path.glob("*-train.*")).unlink(),
+    lambda path: next(path.glob("*-train.*")).write_bytes(b"\0" * 70_000),
+    lambda path: (path / "features.json").unlink(),
+    lambda path: (path / "dataset_info.json").write_text("{"),
+])
+def test_damaged_folders_are_named(tmp_path, damage):
+    path = write(tmp_path)
+    damage(path)
+    with pytest.raises(ff.UsageError, match=rf"tfds:tiny: {path} is damaged or incomplete"):
+        sources.load("tfds:tiny", tmp_path)
+
+
+def test_pictures_that_cannot_be_decoded(tmp_path, monkeypatch):
+    write(tmp_path)
+    monkeypatch.setitem(tfds.decode._MODES, 3, "no mode")
+    with pytest.raises(ff.UsageError, match=r"6 images of split train cannot be decoded.*number 0"):
+        sources.load("tfds:tiny", tmp_path)
+
+
 @pytest.mark.parametrize(("settings", "says"), [
     ({"input": "imgae"}, r"has no feature 'imgae': it has .*data.input=.*Did you mean 'image'"),
     ({"label": "class"}, "has no feature 'class'"),

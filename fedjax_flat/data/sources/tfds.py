@@ -39,10 +39,11 @@ def tfds(
     """A prepared data set of tensorflow-datasets."""
     import tensorflow_datasets
 
-    name = f"tfds:{argument}"
-    builder = tensorflow_datasets.builder_from_directory(
-        tfds_folder.find(argument, data_dir).path, file_format=tfds_folder.FORMAT
-    )
+    name, folder = f"tfds:{argument}", tfds_folder.find(argument, data_dir).path
+    with tfds_folder.damage_named(argument, folder):
+        builder = tensorflow_datasets.builder_from_directory(
+            folder, file_format=tfds_folder.FORMAT
+        )
     features = builder.info.features
     columns = _columns(name, builder, _Columns(input, label, owner))
     form = _form(name, features[columns.input], columns.input, side)
@@ -50,13 +51,13 @@ def tfds(
                 if isinstance(feature, tensorflow_datasets.features.Image)}
     splits = []
     for split in _splits(name, list(builder.info.splits)):
-        source = builder.as_data_source(split, decoders=pictures)
-        if form is None:
-            splits.append(_numbers(source, columns))
-        else:
-            shape = (len(source), *_shape(features[columns.input], form))
-            folder = pathlib.Path(builder.data_path)
-            splits.append(_images(name, source, columns, form, shape, folder, split))
+        with tfds_folder.damage_named(argument, folder):
+            source = builder.as_data_source(split, decoders=pictures)
+            if form is None:
+                splits.append(_numbers(source, columns))
+            else:
+                shape = (len(source), *_shape(features[columns.input], form))
+                splits.append(_images(name, source, columns, form, shape, folder, split))
     labels = features[columns.label]
     train, test = splits[0], splits[-1]
     dataset = from_arrays(

@@ -4,11 +4,13 @@ ROOT/NAME/[CONFIG/]VERSION/dataset_info.json, where ROOT is FOLDER/tensorflow_da
 itself, or what TFDS_DATA_DIR says.
 """
 
+import contextlib
 import importlib.util
 import json
 import os
 import pathlib
 import re
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from fedjax_flat import errors
@@ -16,6 +18,21 @@ from fedjax_flat.data.sources.base import DATA_VARIABLE
 
 FORMAT = "array_record"  # the only one that is read without TensorFlow
 _VERSION = r"\d+\.\d+\.\d+"
+
+
+@contextlib.contextmanager
+def damage_named(argument: str, path: pathlib.Path) -> Iterator[None]:
+    """Says which folder to delete when tensorflow-datasets cannot read what it wrote."""
+    try:
+        yield
+    except errors.UsageError:
+        raise
+    except (OSError, RuntimeError, ValueError) as e:
+        reason = (str(e).strip() or type(e).__name__).splitlines()[0]
+        raise errors.UsageError(
+            f"tfds:{argument}: {path} is damaged or incomplete ({reason}). Delete that folder and "
+            "prepare it again."
+        ) from e
 
 
 class Prepared(NamedTuple):
@@ -29,7 +46,8 @@ class Prepared(NamedTuple):
     @property
     def formats(self) -> tuple[str, ...]:
         """What its files are."""
-        info = json.loads((self.path / "dataset_info.json").read_text())
+        with damage_named(self.name, self.path):
+            info = json.loads((self.path / "dataset_info.json").read_text())
         return info.get("fileFormat", "tfrecord"), *info.get("alternativeFileFormats", ())
 
 
