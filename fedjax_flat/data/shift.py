@@ -140,6 +140,14 @@ def flipping(clients: int, share: float, seed: int) -> np.ndarray:
     return np.sort(order[: round(share * clients)])
 
 
+def evaluated(shift: Shift | None, first: int = 0) -> Shift | None:
+    """What of a shift is seen in evaluation, of examples that are counted from `first` on."""
+    if shift is None or not shift.evaluated:
+        return None
+    see = shift.see
+    return Shift(lambda batch, client, index: see(batch, client, first + index))
+
+
 def seen(shift: Shift | None, dataset: Dataset, partition: Partition) -> Dataset:
     """The data set as its examples are evaluated: each as its client sees it."""
     if shift is None or not shift.evaluated:

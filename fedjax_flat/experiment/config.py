@@ -31,7 +31,10 @@ from fedjax_flat.wire import CODECS
 
 # May differ between two runs of one run folder: they change how long and how closely we look at
 # training, never a bit of it.
-FREE = ("rounds", "rounds_per_dispatch", "eval", "curvature", "checkpoint", "tensorboard", "debug")
+FREE = (
+    "rounds", "rounds_per_dispatch", "eval", "curvature", "checkpoint", "tensorboard", "debug",
+    "data.placement",
+)
 
 _SHARE: dict[str, Any] = {"at_least": 0, "below": 1}
 SETTINGS: dict[str, Setting] = {
@@ -43,6 +46,10 @@ SETTINGS: dict[str, Setting] = {
     "imports": Setting((), "files that register what this config names; see --import"),
 
     "data.name": Setting("digits"),
+    "data.placement": Setting(
+        "auto", "where examples are: host keeps them off the device; auto is device if they fit",
+        choices=("auto", "device", "host"),
+    ),
     "data.crop_padding": Setting(0, "pixels around an image of which a crop is taken", at_least=0),
     "data.resized_crop": Setting(
         0, "side to which a random part of an image is resized; 0 is none", at_least=0
@@ -56,6 +63,13 @@ SETTINGS: dict[str, Setting] = {
     "data.validation": Setting(0.0, "share of the train examples held out", **_SHARE),
     "data.validation_from": Setting(
         "clients", "each client's share, or of all", choices=("clients", "server")
+    ),
+    "data.imbalance": Setting(
+        "none", "classes made uneven, half of all examples left: Fed3R's variants",
+        choices=("none", "A", "B", "C", "D"),
+    ),
+    "data.local_test": Setting(
+        0.0, "share of each client's train examples that are its own test examples", **_SHARE
     ),
     "data.shift.name": Setting("none", "clients that see the world differently"),
     "task.name": Setting("auto", "what is learned; auto is what the data are for"),
@@ -126,6 +140,9 @@ SETTINGS: dict[str, Setting] = {
     "eval.every": Setting(10, at_least=1),
     "eval.window": Setting(10, "every one of the last rounds; reported is their mean", at_least=1),
     "eval.splits": Setting(("test",)),
+    "eval.clients": Setting(
+        False, "every model on each client's examples too: fairness.*, clients.jsonl"
+    ),
     "eval.batch_size": Setting(500, at_least=1),
 
     "metrics.cosine": Setting(False, "the angle between consecutive moves of the global model"),
@@ -327,6 +344,11 @@ def _parse(kind: type, value: str) -> Any:
     return {"true": True, "false": False}[value.lower()] if kind is bool else kind(value)
 
 
+def is_free(name: str) -> bool:
+    """Whether a setting may differ between two runs of one run folder."""
+    return any(name == free or name.startswith(f"{free}.") for free in (*FREE, "imports"))
+
+
 def differences(old: ml_collections.ConfigDict, new: ml_collections.ConfigDict) -> list[str]:
     """The settings in which two configs would train differently, as `name: old -> new`.
 
@@ -339,5 +361,5 @@ def differences(old: ml_collections.ConfigDict, new: ml_collections.ConfigDict) 
     return [
         f"{name}: {a.get(name)!r} -> {b.get(name)!r}"
         for name in dict.fromkeys((*b, *a))
-        if name.split(".")[0] not in (*FREE, "imports") and a.get(name) != b.get(name)
+        if a.get(name) != b.get(name) and not is_free(name)
     ]

@@ -4,6 +4,12 @@ Importing this package fills `SOURCES`.
 """
 
 from fedjax_flat.data.sources import cifar as _cifar  # noqa: F401
+from fedjax_flat.data.sources import femnist as _femnist  # noqa: F401
+from fedjax_flat.data.sources import heart as _heart  # noqa: F401
+from fedjax_flat.data.sources import mnist as _mnist  # noqa: F401
+from fedjax_flat.data.sources import omniglot as _omniglot  # noqa: F401
+from fedjax_flat.data.sources import shakespeare as _shakespeare  # noqa: F401
+from fedjax_flat.data.sources import stackoverflow as _stackoverflow  # noqa: F401
 from fedjax_flat.data.sources.base import (
     DATA_VARIABLE,
     SOURCES,
