@@ -71,7 +71,8 @@ def _parser() -> argparse.ArgumentParser:
         help="Python file that registers a source, partition, model, task or method; it is run. "
         "The run folder remembers it",
     )
-    train.add_argument("--data", help="folder of the data (default: $FEDJAX_FLAT_DATA)")
+    train.add_argument("--data", help="data folder (default: $FEDJAX_FLAT_DATA); `fedjax-flat "
+                       "datasets` says what to put there")
     train.add_argument("--fresh", action="store_true", help="delete the run in the folder first")
     train.add_argument("--yes", action="store_true", help="with --fresh: do not ask, delete")
     train.add_argument("--coordinator", metavar="HOST:PORT", help="several processes: where they "
@@ -151,7 +152,7 @@ def _parser() -> argparse.ArgumentParser:
         parser_.add_argument("--model", default="global", help="global (default), swa or wima")
         parser_.add_argument("--client", type=int, metavar="K", help="the model that client K "
                              "makes of the global one; its own data are split own")
-        parser_.add_argument("--data", help="folder of the data")
+        parser_.add_argument("--data", help="data folder (default: $FEDJAX_FLAT_DATA)")
         parser_.add_argument("--seed", type=int, default=0)
 
     robustness = commands.add_parser(
@@ -178,6 +179,23 @@ def _parser() -> argparse.ArgumentParser:
                             metavar="FILE", help="Python file that registers methods; it is run")
     algorithms.add_argument("--json", action="store_true", help="the same as data")
     algorithms.set_defaults(call=_algorithms)
+
+    datasets = commands.add_parser(
+        "datasets", help="list every data set: what it is, its licence, what to put where"
+    )
+    datasets.add_argument("--data", help="data folder to look into (default: $FEDJAX_FLAT_DATA)")
+    datasets.add_argument("--import", dest="imports", action="append", default=[],
+                          metavar="FILE", help="Python file that registers sources; it is run")
+    datasets.add_argument("--json", action="store_true", help="the same as data")
+    datasets.set_defaults(call=_datasets)
+
+    prepare = commands.add_parser(
+        "prepare", help="download and prepare a data set of tensorflow-datasets (needs TensorFlow)"
+    )
+    prepare.add_argument("name", metavar="tfds:NAME", help="as data.name: tfds:NAME[/CONFIG]")
+    prepare.add_argument("--data", help="data folder (default: $FEDJAX_FLAT_DATA); files "
+                         "downloaded by hand are taken from its folder NAME")
+    prepare.set_defaults(call=_prepare)
 
     demo = commands.add_parser("demo", help="train on embedded data and show what comes out")
     demo.add_argument("--run", default="runs/demo", help="folder for the demo's runs")
@@ -347,6 +365,37 @@ def _algorithms(args, rest: list[str]) -> int:
         print(json.dumps([methods.describe(name) for name in names], indent=2))
     else:
         print(methods.page(args.name) if args.name else methods.overview())
+    return 0
+
+
+def _datasets(args, rest: list[str]) -> int:
+    from fedjax_flat import plugins
+    from fedjax_flat.data import data_folder
+    from fedjax_flat.report import datasets
+
+    _refuse_unknown(rest)
+    for file in args.imports:
+        plugins.load(file)
+    folder = data_folder(args.data)
+    if args.json:
+        print(json.dumps([datasets.describe(name, folder) for name in datasets.names()], indent=2))
+    else:
+        print(datasets.overview(folder))
+    return 0
+
+
+def _prepare(args, rest: list[str]) -> int:
+    from fedjax_flat.data import data_folder
+    from fedjax_flat.data.sources import tfds_folder
+
+    _refuse_unknown(rest)
+    kind, _, argument = args.name.partition(":")
+    if kind != "tfds":
+        raise errors.UsageError(
+            f"{args.name} is not prepared: expected tfds:NAME, e.g. tfds:mnist. `fedjax-flat "
+            "datasets` says what the others need."
+        )
+    print(f"prepared: {tfds_folder.prepare(argument, data_folder(args.data))}")
     return 0
 
 

@@ -63,7 +63,9 @@ def test_config_json_holds_what_the_run_uses():
     assert "rho" not in stored["client"]
     assert set(stored["server"]) == {"average", "learning_rate", "momentum", "optimizer"}
     assert set(stored["algorithm"]) == {"name", "weighting"}
-    assert set(stored["partition"]) == {"name", "clients", "alpha", "size_sigma", "seed"}
+    assert set(stored["partition"]) == {
+        "name", "clients", "alpha", "counts", "size_sigma", "size_alpha", "seed"
+    }
     sam = json.loads(config_lib.to_json(small_config(algorithm__name="fedsam+swa")))
     assert sam["client"]["rho"] == 0.1
     assert "eta" not in sam["client"]
@@ -108,6 +110,8 @@ def test_names_that_people_type(tmp_path, name, settings):
         ({"data__validation": 0.001}, "holds out no example"),
         ({"imports": ("nowhere.py",)}, "no such file"),
         ({"client__optimizer": "lbfgs"}, "unknown client optimizer 'lbfgs'"),
+        ({"model__name": "resnet20", "model__norm": "batch", "model__groups": 4},
+         "model.groups = 4 would change nothing: it is of GroupNorm"),
         ({"seed": 2**40}, "seed = 1099511627776: expected less than"),
     ],
 )

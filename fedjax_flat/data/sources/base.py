@@ -5,6 +5,8 @@ may carry an argument after a colon, `tfds:mnist`, for sources that are many.
 """
 
 import dataclasses
+import logging
+import math
 import os
 import pathlib
 from collections.abc import Callable
@@ -18,6 +20,9 @@ from fedjax_flat.registry import Registry
 from fedjax_flat.settings import Settings, check_options
 
 DATA_VARIABLE = "FEDJAX_FLAT_DATA"
+MOST_FOR_STATISTICS = 10_000
+
+log = logging.getLogger(__name__)
 
 
 class Examples(NamedTuple):
@@ -101,9 +106,10 @@ def from_arrays(
     many); others are numbers to predict. Without `test`, the train examples are tested on. Images
     of bytes are normalised by their channels' mean and deviation; everything else enters a network
     as it is, unless `mean` and `std` are given. `owners` names the natural client of each train
-    example, by any values.
+    example, by any values. Memory-mapped arrays stay on disk.
     """
-    as_examples = lambda x, y: Examples(jax.tree.map(np.asarray, x), jax.tree.map(np.asarray, y))
+    as_array = lambda x: x if isinstance(x, np.memmap) else np.asarray(x)
+    as_examples = lambda x, y: Examples(jax.tree.map(as_array, x), jax.tree.map(as_array, y))
     train = as_examples(inputs, labels)
     tested = train if test is None else as_examples(*test)
     for examples in (train, tested):
@@ -123,9 +129,7 @@ def from_arrays(
     images = jax.tree.leaves(train.inputs)
     if not mean and len(images) == 1 and images[0].ndim in (3, 4) and images[0].dtype == np.uint8:
         max_value = 255.0  # pixels: normalised by what the train images have
-        channels = images[0].shape[-1] if images[0].ndim == 4 else 1
-        scaled = images[0].reshape(-1, channels) / max_value
-        mean, std = tuple(scaled.mean(0).tolist()), tuple((scaled.std(0) + 1e-6).tolist())
+        mean, std = channel_statistics(name, images[0])
     task = task or ("classification" if classes else "regression")
     names: tuple[str, ...] = ()
     if owners is not None:
@@ -137,6 +141,29 @@ def from_arrays(
             )
     return Dataset(name, train, tested, num_classes, max_value, mean, std, task, owners,
                    clients=names)
+
+
+def channel_statistics(
+    name: str, images: np.ndarray
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and deviation of each channel of bytes, as numbers from 0 to 1.
+
+    Of memory-mapped images, at most 10,000 are read.
+    """
+    count = len(images)
+    most = min(count, MOST_FOR_STATISTICS) if isinstance(images, np.memmap) else count
+    if most < count:
+        log.info("%s: means and deviations of the channels are those of %d images, evenly spaced "
+                 "among %d.", name, most, count)
+    which = np.linspace(0, count - 1, most).astype(int)
+    channels = images.shape[-1] if images.ndim == 4 else 1
+    total = np.zeros((2, channels))
+    for part in np.array_split(which, -(-most // 100)):
+        pixels = images[part].reshape(-1, channels).astype(np.float64) / 255
+        total += pixels.sum(0), (pixels**2).sum(0)
+    mean, square = total / (most * math.prod(images.shape[1:3]))
+    deviation = np.sqrt(np.maximum(square - mean**2, 0)) + 1e-6
+    return tuple(mean.tolist()), tuple(deviation.tolist())
 
 
 def numbered(values: Any) -> tuple[tuple[str, ...], np.ndarray]:
@@ -152,7 +179,7 @@ def drawn_anew(train: Examples, test: Examples, share: float) -> tuple[Examples,
     order = np.random.default_rng([0, 6]).permutation(count)
     cut = round((1 - share) * count)
     parts = np.sort(order[:cut]), np.sort(order[cut:])
-    return tuple(jax.tree.map(lambda x, i=i: x[i], joined) for i in parts)  # type: ignore[return-value]
+    return tuple(jax.tree.map(lambda x, i=i: x[i], joined) for i in parts)
 
 
 def check_labels(dataset: Dataset, ignored: int | None = None) -> None:

@@ -13,6 +13,8 @@ import numpy as np
 from fedjax_flat import errors
 from fedjax_flat.data.sources.base import DATA_VARIABLE
 
+CACHE_VARIABLE = "FEDJAX_FLAT_CACHE"
+
 
 def find(folder: pathlib.Path | None, names: Sequence[str]) -> pathlib.Path | None:
     """The first of `names` that is there."""
@@ -38,6 +40,34 @@ def need(dataset: str, folder: pathlib.Path | None, names: Sequence[str]) -> pat
     return found
 
 
+def located(dataset: str, folder: pathlib.Path | None, path: str) -> pathlib.Path:
+    """What `path` names inside the data folder, or else by itself; an error if neither is there."""
+    tried = [p for p in (folder and folder / path, pathlib.Path(path).expanduser()) if p]
+    found = next((p for p in tried if p.exists()), None)
+    if found is None:
+        raise errors.UsageError(
+            f"{dataset}: no {' and no '.join(dict.fromkeys(map(str, tried)))}. Give a path inside "
+            f"the data folder (--data or {DATA_VARIABLE}), or a whole one."
+        )
+    return found
+
+
+def cache_folder(beside: pathlib.Path) -> pathlib.Path:
+    """Where decoded copies are kept: in FEDJAX_FLAT_CACHE, or in a hidden folder of the data."""
+    given = os.environ.get(CACHE_VARIABLE)
+    return pathlib.Path(given) if given else beside / ".fedjax_flat_cache"
+
+
+def fingerprint(root: pathlib.Path, paths: Sequence[pathlib.Path], *how: Any) -> str:
+    """Names an outcome of these files, in this order, as they are now: names, sizes and times."""
+    digest = hashlib.sha256(repr(how).encode())
+    for path in paths:
+        state = path.stat()
+        facts = (os.path.relpath(path, root), state.st_size, state.st_mtime_ns)
+        digest.update(repr(facts).encode())
+    return digest.hexdigest()[:24]
+
+
 def check_md5(path: str | os.PathLike, content: bytes, expected: str) -> None:
     """Refuses a file that is not the original."""
     found = hashlib.md5(content, usedforsecurity=False).hexdigest()
@@ -61,7 +91,8 @@ def written_whole(path: pathlib.Path) -> Iterator[pathlib.Path]:
             raise
         raise errors.UsageError(
             f"cannot write {path} ({e.strerror}): nothing was left there. Free some space, or name "
-            f"a data folder on another disk with --data or {DATA_VARIABLE}."
+            f"a data folder on another disk with --data or {DATA_VARIABLE}, or one for caches with "
+            f"{CACHE_VARIABLE}."
         ) from e
     finally:
         partial.unlink(missing_ok=True)
