@@ -334,7 +334,7 @@ def test_ours_are_made_kept_and_said(tmp_path, caplog, monkeypatch):
         part = corrupted(dataset, "fog", 3, data_dir=tmp_path, limit=2)
         assert not list(tmp_path.iterdir()), "a part is not kept"
         made = corrupted(dataset, "fog", 3, data_dir=tmp_path)
-    assert caplog.text.count("CIFAR-10-C is not in the data folder: its images are made") == 1
+    assert caplog.text.count("no CIFAR-10-C in the data folder: its images are ours") == 1
     np.testing.assert_array_equal(made.inputs, corrupt(dataset.test.inputs, "fog", 3))
     np.testing.assert_array_equal(part.inputs, made.inputs[:2])
     path = tmp_path / "CIFAR-10-C-ours" / "fog_3.npy"

@@ -89,7 +89,7 @@ def draw(accuracy: dict[str, dict[str, float]], path: pathlib.Path, *, severity:
         axes.bar(places, [100 * found[n] for n in names], width, color=f"C{i}", label=label)
     words = [name.replace("_", " ") for name in names]
     axes.set_xticks(range(len(names)), words, rotation=45, ha="right")
-    axes.set(ylabel=f"test accuracy (%), severity {severity}", ylim=(0, 100))
+    axes.set(ylabel=f"test accuracy (%), severity {severity}", ylim=(0, None))
     axes.grid(axis="y", alpha=0.25)
     axes.set_axisbelow(True)
     figure.legend(loc="outside upper center", ncols=4, frameon=False)

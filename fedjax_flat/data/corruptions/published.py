@@ -59,9 +59,9 @@ def corrupted(
         cache = home / f"{folder}-ours"
     if folder not in _said:
         _said.add(folder)
-        where = "is not in the data folder" if home else "needs a data folder, and none was given"
-        logger.info("%s %s: its images are made here, with other random draws and frost that is "
-                    "drawn%s.", folder, where, f", and kept in {cache}" if cache else "")
+        kept = f", and kept in {cache}" if cache and count == total else ""
+        logger.info("no %s in the data folder: its images are ours, with other random draws and "
+                    "frost that is drawn%s.", folder, kept)
     path = cache and pathlib.Path(cache) / f"{name}_{severity}.npy"
     if path and path.exists():
         images = files.memory_mapped(path, dataset.test.inputs.shape, np.uint8)
