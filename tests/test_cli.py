@@ -71,8 +71,7 @@ def test_train_resume_continue_and_start_afresh(call, tmp_path):
         (["--config.cohort.size=21"], "a cohort of 21 from 20 clients"),
         (["--config.partition.alpha=-1.0"], "partition.alpha = -1.0: expected 0 or more"),
         (["--config.data.name=digit"], "unknown dataset 'digit'"),
-        (["--config.model.name=mpl"], "unknown model 'mpl': expected one of cnn, mlp, resnet18. "
-                                      "Did you mean 'mlp'?"),
+        (["--config.model.name=mpl"], "Did you mean 'mlp'?"),
         (["--config.algorithm.name=fedavgg"], "unknown algorithm 'fedavgg'"),
         (["--config.server.optimizer=sdg"], "server.optimizer = 'sdg': expected one of "
                                             "sgd, adagrad, adam, yogi. Did you mean 'sgd'?"),
@@ -80,8 +79,8 @@ def test_train_resume_continue_and_start_afresh(call, tmp_path):
         (["--config.cohort.strategy=pmap"], "unknown cohort strategy 'pmap'"),
         (["--config.eval.splits=('tset',)"], "unknown split 'tset'"),
         (["--config.partition.name=released"], "cannot read released splits"),
-        (["--config.data.name=cifar10"], "Put the original archive"),
-        (["--data", "nowhere", "--config.data.name=cifar100"], "nowhere holds neither"),
+        (["--config.data.name=cifar10"], "no data folder was given; it must hold cifar-10-batches-py"),
+        (["--data", "nowhere", "--config.data.name=cifar100"], "nowhere has no cifar-100-python"),
         (["--confg", "x"], "unknown argument '--confg'"),
         (["stray"], "unknown argument 'stray'"),
     ],
@@ -178,7 +177,7 @@ def test_validate_names_unknown_and_missing_settings():
 def test_config_json_round_trip():
     c = small_config(client__momentum=0.5, eval__splits=("test", "train"))
     again = config.from_json(config.to_json(c))
-    assert config.flatten(again) == config.flatten(c)
+    assert config.used(again) == config.used(c)
 
 
 def test_options_of_a_config_file(tmp_path, capsys):

@@ -171,13 +171,17 @@ def test_tokens_stay_whole_under_bfloat16():
         @nn.compact
         def __call__(self, x, *, train=False):
             del train
-            assert jnp.issubdtype(x.dtype, jnp.integer)
-            return nn.Embed(80_000, 2)(x)[:, 0]
+            assert jnp.issubdtype(x["words"].dtype, jnp.integer)
+            return nn.Embed(80_000, 2)(x["words"])[:, 0] + x["weight"].astype(jnp.float32)
 
-    spec = jax.ShapeDtypeStruct((1, 3), jnp.int32)
+    spec = {"words": jax.ShapeDtypeStruct((1, 3), jnp.int32),
+            "weight": jax.ShapeDtypeStruct((1, 2), jnp.float32)}
     model = ff.models.from_linen(Words(), spec, "bfloat16")
     variables = model.init(jax.random.key(0))
-    assert model.apply(variables, jnp.full((1, 3), 70_001)).logits.shape == (1, 2)
+    inputs = {"words": jnp.full((1, 3), 70_001), "weight": jnp.ones((1, 2))}
+    assert model.apply(variables, inputs).logits.shape == (1, 2)
+    with pytest.raises(ff.UsageError, match="bfloat16 would change nothing"):
+        ff.models.from_linen(Words(), spec["words"], "bfloat16")
 
 
 def test_bytes_of_images_are_normalised_by_their_own_channels():
