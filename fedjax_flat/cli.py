@@ -93,7 +93,37 @@ def _parser() -> argparse.ArgumentParser:
     compare.add_argument("--split", default="test", help="test (default), or another that was "
                          "evaluated: validation, train; own for personal models")
     compare.add_argument("--figure", metavar="FILE", help="draw their curves")
+    compare.add_argument("--target", type=float, metavar="PERCENT", help="score to reach (default: "
+                         "the first run's over its last rounds)")
+    compare.add_argument("--smooth", type=float, default=0.0, metavar="DECAY",
+                         help="smooth the curves first: s = DECAY s + (1 - DECAY) a, e.g. 0.9")
     compare.set_defaults(call=_compare)
+
+    data = commands.add_parser(
+        "data",
+        help="who owns what: classes, sizes and examples of every client",
+        description="Prints and draws a data set's clients; --config.partition.NAME=VALUE says how "
+        "it is split, --config FILE takes all from a config file.",
+        epilog="example: fedjax-flat data cifar10 --config.partition.alpha=0.05 "
+        "--config.partition.clients=100",
+        allow_abbrev=False,
+    )
+    data.add_argument("name", nargs="?", metavar="NAME", help="of `fedjax-flat datasets`")
+    data.add_argument("--config", metavar="FILE", help="config file; its data and its partition")
+    data.add_argument("--import", dest="imports", action="append", default=[], metavar="FILE",
+                      help="Python file that registers a source or a partition; it is run")
+    data.add_argument("--data", help="folder of the data (default: $FEDJAX_FLAT_DATA)")
+    data.add_argument("--out", help="folder for the figures (default: runs/data/NAME)")
+    data.set_defaults(call=_data)
+
+    clients = commands.add_parser(
+        "clients", help="how a model does on each client's examples along the rounds"
+    )
+    clients.add_argument("run", metavar="RUN", help="trained with --config.eval.clients=True")
+    clients.add_argument("--split", default="own", help="own (default: what clients train on) or "
+                         "local_test")
+    clients.add_argument("--model", default="global", help="global (default), swa, wima, personal")
+    clients.set_defaults(call=_clients)
 
     curvature = commands.add_parser("curvature", help="Hessian eigenvalues of trained models")
     curvature.add_argument("runs", nargs="+", metavar="RUN")
@@ -213,7 +243,30 @@ def _compare(args, rest: list[str]) -> int:
     from fedjax_flat.report.compare import compare
 
     _refuse_unknown(rest)
-    print(compare(args.runs, args.figure, args.split))
+    target = None if args.target is None else args.target / 100
+    print(compare(args.runs, args.figure, args.split, target=target, smooth=args.smooth))
+    return 0
+
+
+def _data(args, rest: list[str]) -> int:
+    from fedjax_flat.report.ownership import ownership
+
+    if args.name:
+        rest = [f"--config.data.name={args.name}", *rest]
+    elif args.config is None:
+        raise errors.UsageError("fedjax-flat data needs a NAME, or a config file with --config.")
+    config = load_config(args.config, rest, None, args.imports)
+    out = args.out or os.path.join("runs", "data", config.data.name.replace("/", "_"))
+    split = args.config or any(a.startswith("--config.partition.") for a in rest)
+    print(ownership(config, out, args.data, natural=not split))
+    return 0
+
+
+def _clients(args, rest: list[str]) -> int:
+    from fedjax_flat.report.clients import clients
+
+    _refuse_unknown(rest)
+    print(clients(args.run, args.split, args.model))
     return 0
 
 
@@ -326,7 +379,7 @@ def _demo(args, rest: list[str]) -> int:
 
 
 def load_config(path: str | None, overrides: list[str], folder, imports=()):
-    """The config of a file, or of the run folder, with `--config.NAME=VALUE` overrides."""
+    """The config of a file, of the run folder or the default, with `--config.NAME=VALUE`."""
     from absl import flags
     from ml_collections import config_flags
 
@@ -336,7 +389,7 @@ def load_config(path: str | None, overrides: list[str], folder, imports=()):
     imported = [plugins.load(file) for file in imports]
     values, argv = flags.FlagValues(), ["fedjax-flat", *overrides]
     try:
-        config = folder.config() if path is None else _run_config_file(path)
+        config = _first_config(path, folder)
         named = [plugins.load(file) for file in config.imports]
         config.imports = tuple(dict.fromkeys((*named, *imported)))
         config_flags.DEFINE_config_dict("config", config, flag_values=values, sys_argv=argv)
@@ -349,6 +402,14 @@ def load_config(path: str | None, overrides: list[str], folder, imports=()):
     except (flags.Error, OSError, TypeError, ValueError) as e:
         raise errors.UsageError(str(e)) from e
     return config
+
+
+def _first_config(path: str | None, folder):
+    from fedjax_flat.experiment import default_config
+
+    if path is not None:
+        return _run_config_file(path)
+    return default_config() if folder is None else folder.config()
 
 
 def _run_config_file(path: str):

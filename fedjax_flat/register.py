@@ -1,7 +1,8 @@
-"""A user's own source, partition, model, task, codec or method, one line each.
+"""A user's own source, partition, shift, model, task, codec or method, one line each.
 
     ff.register.source("mine", load, side=28)              load([data_dir], side=...)
     ff.register.partition("by_hand", split, share=0.5)     split(dataset, share=...) -> Partition
+    ff.register.shift("dusk", make, gain=0.5)              make(dataset, clients, gain=...) -> Shift
     ff.register.model("wide", Wide, width=64)              Wide(num_classes=..., width=...)
     ff.register.task("ranking", make, margin=0.2)          make(model, preprocess, dataset, ...)
     ff.register.codec("signs", make)                       make() -> Codec
@@ -18,14 +19,14 @@ from typing import Any
 
 from fedjax_flat import errors
 from fedjax_flat.algorithms import METHODS, Method, add_methods
-from fedjax_flat.data import PARTITIONS, SOURCES, Source
+from fedjax_flat.data import PARTITIONS, SHIFTS, SOURCES, Source
 from fedjax_flat.models import MODELS
 from fedjax_flat.registry import Registry, entry
 from fedjax_flat.settings import Setting
 from fedjax_flat.tasks import TASKS
 from fedjax_flat.wire import CODECS
 
-REGISTRIES: tuple[Registry, ...] = (SOURCES, PARTITIONS, MODELS, TASKS, CODECS, METHODS)
+REGISTRIES: tuple[Registry, ...] = (SOURCES, PARTITIONS, SHIFTS, MODELS, TASKS, CODECS, METHODS)
 
 
 def source(name: str, load: Callable[..., Any], **settings: Any) -> None:
@@ -43,6 +44,11 @@ def partition(name: str, split: Callable[..., Any], **settings: Any) -> None:
     from_dataset = lambda dataset, data_dir, **given: split(dataset, **given)
     from_dataset.__doc__ = split.__doc__
     PARTITIONS.add(name, entry(from_dataset, _settings(settings)))
+
+
+def shift(name: str, make: Callable[..., Any], **settings: Any) -> None:
+    """How clients see their examples: `make(dataset, number of clients, **settings) -> Shift`."""
+    SHIFTS.add(name, entry(make, _settings(settings)))
 
 
 def model(name: str, module: Callable[..., Any], **settings: Any) -> None:

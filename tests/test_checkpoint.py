@@ -4,10 +4,11 @@ import pathlib
 
 import jax
 import pytest
-from conftest import Problem, assert_same_bits
+from conftest import Problem, assert_same_bits, small_config
 
 import fedjax_flat as ff
 from fedjax_flat.run.checkpoint import Checkpoints
+from fedjax_flat.run.loop import train
 
 
 @pytest.fixture
@@ -78,3 +79,13 @@ def test_all_damaged(checkpoints, state, tmp_path):
     damaged = pytest.warns(UserWarning, match="damaged")
     with damaged, pytest.raises(ff.UsageError, match="can be read: all are damaged"):
         checkpoints.restore(state)
+
+
+def test_a_run_at_an_earlier_round(tmp_path):
+    config = small_config(rounds=3, checkpoint__every=1, checkpoint__keep=2)
+    train(config, tmp_path / "a", progress=False)
+    train(small_config(rounds=2), tmp_path / "b", progress=False)
+    earlier = ff.load_run(tmp_path / "a", round=2)
+    assert_same_bits(earlier.state, ff.load_run(tmp_path / "b").state)
+    with pytest.raises(ff.UsageError, match="no checkpoint of round 1; it has 2, 3"):
+        ff.load_run(tmp_path / "a", round=1)

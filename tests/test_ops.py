@@ -160,13 +160,53 @@ def test_padding_wider_than_the_filter(ops):
     np.testing.assert_allclose(grad(ops.conv), grad(taps), rtol=1e-4, atol=1e-4)
 
 
-def test_depthwise():
+def test_two_filters_per_channel():
     x = jax.random.normal(jax.random.key(0), (2, 6, 6, 4))
     w = jax.random.normal(jax.random.key(1), (3, 3, 1, 8))
     options = {"strides": (1, 1), "padding": "SAME", "dilation": (1, 1), "groups": 4}
     np.testing.assert_allclose(
         ops.conv(x, w, **options), taps(x, w, **options), rtol=1e-5, atol=1e-5
     )
+
+
+@pytest.mark.parametrize(("kernel", "strides", "dilation", "padding"), [
+    ((3, 3), (1, 1), (1, 1), ((1, 1), (1, 1))),
+    ((3, 3), (2, 2), (1, 1), ((0, 1), (0, 1))),
+    ((3, 5), (2, 3), (2, 1), ((2, 0), (1, 4))),
+    ((2, 2), (3, 1), (1, 2), ((0, 3), (2, 0))),
+])
+def test_depthwise_maps_equal_xlas(kernel, strides, dilation, padding):
+    module = importlib.import_module("fedjax_flat.ops.conv")
+    geometry = module.Geometry((9, 8), kernel, strides, padding, dilation, 3)
+    with jax.enable_x64(True):
+        keys = jax.random.split(jax.random.key(0), 3)
+        shapes = (2, 9, 8, 3), (*kernel, 1, 3), (2, *geometry.out, 3)
+        draw = lambda key, shape: jax.random.normal(key, shape, jnp.float64)
+        x, w, g = map(draw, keys, shapes)
+        operands = {"output": (x, w), "input_grad": (g, w), "filter_grad": (x, g)}
+        for name, pair in operands.items():
+            assert module.depthwise.fits(name, *pair, geometry)
+            ours = module.depthwise.MAPS[name](*pair, geometry)
+            expected = getattr(module, f"_xla_{name}")(*pair, geometry)
+            np.testing.assert_allclose(ours, expected, rtol=1e-12, atol=1e-12, err_msg=name)
+    assert not module.depthwise.fits("input_grad", g, jnp.ones((*kernel, 2, 3)), geometry)
+
+
+def test_depthwise_has_no_convolution_on_cpu():
+    """XLA:CPU would be ten times slower."""
+    loss = lambda x, w: jnp.sum(jnp.sin(ops.conv(x, w, padding="SAME", groups=4)))
+    arrays = jnp.ones((2, 6, 6, 4)), jnp.ones((3, 3, 1, 4))
+    text = jax.jit(jax.grad(loss, (0, 1))).lower(*arrays).as_text()
+    assert "convolution" not in text
+
+
+def test_depthwise_accumulates_bfloat16_in_float32():
+    """1 + 256 is 256 in bfloat16, and so is that plus 1, and again."""
+    x, w = jnp.array([1.0, 256.0, 1.0, 1.0]), jnp.ones((1, 4, 1, 2), jnp.bfloat16)
+    x = jnp.broadcast_to(x.reshape(1, 1, 4, 1), (1, 1, 4, 2)).astype(jnp.bfloat16)
+    out = ops.conv(x, w, groups=2)
+    assert out.dtype == jnp.bfloat16
+    assert float(out[0, 0, 0, 0]) == float(jnp.bfloat16(259))  # 260
 
 
 @both

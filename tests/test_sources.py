@@ -4,6 +4,7 @@ import hashlib
 import io
 import os
 import pickle
+import re
 import tarfile
 
 import numpy as np
@@ -23,6 +24,24 @@ def test_digits():
     assert (np.bincount(data.test.labels) >= 34).all()
     together = {x.tobytes() for x in np.concatenate([data.train.inputs, data.test.inputs])}
     assert len(together) == 1797, "no test image is also a train image"
+
+
+@pytest.mark.parametrize("name", list(sources.SOURCES))
+def test_every_source_says_what_it_needs(name, tmp_path, monkeypatch):
+    monkeypatch.delenv("FEDJAX_FLAT_DATA", raising=False)
+    source = sources.SOURCES[name]
+    for said in (source.about, source.size, source.licence, source.files):
+        assert said
+        assert "\n" not in said
+    whole = f"{name}:nothing" if source.argument else name
+    for folder in (None, tmp_path):
+        if source.here(folder):
+            assert sources.load(whole, folder).name == name
+            continue
+        with pytest.raises(ff.UsageError, match=r"--data or FEDJAX_FLAT_DATA") as raised:
+            sources.load(whole, folder)
+        wanted = re.findall(r"[\w-]+(?:[./][\w.-]+)+|[\w-]{4,}/", source.files)
+        assert any(place in str(raised.value) for place in wanted), (wanted, str(raised.value))
 
 
 def cifar_pickle(labels, seed):

@@ -107,7 +107,7 @@ def of_examples(
     size = min(batch_size or _batch_size(), count)
     index = jnp.arange(-(-count // size) * size).reshape(-1, size)
     here = jnp.minimum(index, count - 1)
-    inputs, labels = jax.tree.map(lambda x: jnp.asarray(x)[here], examples)
+    inputs, labels = jax.tree.map(lambda x: jnp.asarray(x[:count])[here], examples)
     stored = Batch(inputs, labels, index < count)
     return _of_batches(task, stored, stats, weight_decay, precision)
 

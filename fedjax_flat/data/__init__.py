@@ -11,7 +11,27 @@ from fedjax_flat.data.federated import (
     over,
     whole,
 )
-from fedjax_flat.data.partition import PARTITIONS, Partition, dirichlet, iid, released, statistics
+from fedjax_flat.data.host import HostData
+from fedjax_flat.data.partition import (
+    PARTITIONS,
+    Partition,
+    class_counts,
+    dirichlet,
+    hold_out,
+    iid,
+    imbalance,
+    local_split,
+    mean_jaccard,
+    natural,
+    pachinko,
+    per_class,
+    released,
+    resized,
+    restrict,
+    shards,
+    statistics,
+)
+from fedjax_flat.data.shift import SHIFTS, Shift
 from fedjax_flat.data.sources import (
     DATA_VARIABLE,
     SOURCES,
@@ -26,8 +46,10 @@ from fedjax_flat.data.sources import (
 )
 
 __all__ = [
-    "DATA_VARIABLE", "PARTITIONS", "SOURCES", "Batch", "ClientData", "Dataset", "Examples",
-    "FederatedData", "Partition", "Preprocess", "Source", "check_labels", "count_of", "data_folder",
-    "dirichlet", "federate", "from_arrays", "grouped", "iid", "load", "on_device", "over",
-    "preprocess", "released", "statistics", "whole",
+    "DATA_VARIABLE", "PARTITIONS", "SHIFTS", "SOURCES", "Batch", "ClientData", "Dataset",
+    "Examples", "FederatedData", "HostData", "Partition", "Preprocess", "Shift", "Source",
+    "check_labels", "class_counts", "count_of", "data_folder", "dirichlet", "federate",
+    "from_arrays", "grouped", "hold_out", "iid", "imbalance", "load", "local_split",
+    "mean_jaccard", "natural", "on_device", "over", "pachinko", "per_class", "preprocess",
+    "released", "resized", "restrict", "shards", "statistics", "whole",
 ]

@@ -1,30 +1,39 @@
-"""From stored examples to network inputs: crop, flip, normalise, cutout, mixup. Pure.
+"""From stored examples to network inputs: crop, rotation, flip, normalise, cutout, mixup. Pure.
 
-Crop, flip and cutout take one key per example, mixup one per batch. Cropping pads with black before
-normalisation and cutout fills with zero after it, as the papers' torchvision pipelines do.
+All but mixup, which has one per batch, take one key per example. Crops and rotations are of stored
+images, black beyond the border, and keep their type; cutout fills with zero after normalisation, as
+the papers' torchvision pipelines do. In order: resized crop, rotation, padded crop, flip.
+
+A resized crop makes images of another size: `Preprocess.inputs` says what the network reads.
+Evaluation then takes the largest central square, resized to the same side (the short side resized,
+then a central crop; nothing is cut off of a square image).
 """
 
+import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from fedjax_flat import errors, rng
+from fedjax_flat.data import geometry
 from fedjax_flat.data.federated import Batch
 from fedjax_flat.data.sources import Dataset
 
 
 class Preprocess(NamedTuple):
-    """`train(batch, key)` augments and normalises, `evaluate(batch)` only normalises.
+    """`train(batch, key)` augments and normalises, `evaluate(batch)` resizes and normalises only.
 
-    `apply(batch, key)` is the one with a key and the other with None.
+    `apply(batch, key)` is the one with a key and the other with None. `inputs` is the shape and
+    type of a batch of one example, as a network reads it.
     """
 
     train: Callable[[Batch, jax.Array], Batch]
     evaluate: Callable[[Batch], Batch]
     mixes_labels: bool = False  # whether `train` makes each label a distribution over the classes
-    moves_pixels: bool = False  # whether `train` crops or flips
+    moves_pixels: bool = False  # whether `train` crops, turns or flips
+    inputs: Any = None
 
     def apply(self, batch: Batch, key: jax.Array | None) -> Batch:
         """From stored examples to network inputs."""
@@ -35,20 +44,26 @@ def preprocess(
     dataset: Dataset,
     *,
     crop_padding: int = 0,
+    resized_crop: int = 0,
+    rotation: float = 0.0,
     flip: bool = False,
     cutout: int = 0,
     mixup: float = 0.0,
 ) -> Preprocess:
-    """The papers' pipeline for `dataset`: `cutout` in pixels, `mixup` the alpha of Beta."""
-    changes = {"crop_padding": crop_padding, "flip": flip, "cutout": cutout}
-    shape = dataset.input_shape
-    is_image = isinstance(shape, tuple) and len(shape) == 3
-    if not is_image and any(changes.values()):
-        asked = ", ".join(name for name, value in changes.items() if value)
-        raise errors.UsageError(
-            f"{asked} of inputs of shape {shape}: expected images, (height, width, channels)."
-        )
-    height, width = shape[:2] if is_image else (0, 0)
+    """The papers' pipeline for `dataset`.
+
+    `resized_crop` and `cutout` are sides in pixels, `rotation` the largest turn to either side, of
+    1 (0.06 is 21.6 degrees), `mixup` the alpha of Beta.
+    """
+    check_crops(crop_padding, resized_crop)
+    height, width = _image_size(dataset, {
+        "crop_padding": crop_padding, "resized_crop": resized_crop, "rotation": rotation,
+        "flip": flip, "cutout": cutout,
+    })
+    inputs = dataset.inputs
+    if resized_crop:
+        height = width = resized_crop
+        inputs = jax.ShapeDtypeStruct((1, height, width, inputs.shape[-1]), inputs.dtype)
     if not 0 <= cutout <= min(height, width):
         raise errors.UsageError(
             f"cutout of {cutout} pixels in images of {height}x{width}: expected 0 (none) to "
@@ -56,6 +71,9 @@ def preprocess(
         )
     if mixup < 0:
         raise errors.UsageError(f"mixup = {mixup}: expected 0 (none) or more.")
+    if not 0 <= rotation <= 0.5:
+        raise errors.UsageError(f"rotation = {rotation}: expected 0 (none) to 0.5, half a turn.")
+    moves = bool(crop_padding or resized_crop or rotation or flip)
 
     def normalise(images):
         if not dataset.mean:
@@ -65,6 +83,10 @@ def preprocess(
         return (images.astype(jnp.float32) / dataset.max_value - mean) / std
 
     def augment_one(key, image):
+        if resized_crop:
+            image = random_resized_crop(rng.fold(key, "resized crop"), image, resized_crop)
+        if rotation:
+            image = random_rotation(rng.fold(key, "rotation"), image, rotation)
         if crop_padding:
             image = random_crop(rng.fold(key, "crop"), image, crop_padding)
         if flip:
@@ -74,7 +96,7 @@ def preprocess(
     def train(batch, key):
         images = batch.inputs
         keys = rng.fold_each(key, batch.mask.shape[0])
-        if crop_padding or flip:
+        if moves:
             images = jax.vmap(augment_one)(keys, images)
         images = normalise(images)
         if cutout:
@@ -86,9 +108,54 @@ def preprocess(
         return batch
 
     def evaluate(batch):
-        return batch._replace(inputs=normalise(batch.inputs))
+        images = batch.inputs
+        if resized_crop:
+            whole = geometry.central_square(*images.shape[1:3])
+            images = jax.vmap(lambda image: geometry.resize(image, whole, resized_crop))(images)
+        return batch._replace(inputs=normalise(images))
 
-    return Preprocess(train, evaluate, mixup > 0, bool(crop_padding or flip))
+    return Preprocess(train, evaluate, mixup > 0, moves, inputs)
+
+
+def check_crops(crop_padding: int, resized_crop: int) -> None:
+    """Refuses both kinds of crop at once."""
+    errors.at_least("resized_crop", resized_crop, 0)
+    if crop_padding and resized_crop:
+        raise errors.UsageError(
+            f"crop_padding = {crop_padding} and resized_crop = {resized_crop}: expected one of "
+            "them, because either is the random crop of an image. Set the other to 0."
+        )
+
+
+def _image_size(dataset: Dataset, changes: dict[str, Any]) -> tuple[int, int]:
+    """(height, width); refuses changes of what is no image."""
+    shape = dataset.input_shape
+    if isinstance(shape, tuple) and len(shape) == 3:
+        return shape[0], shape[1]
+    if any(changes.values()):
+        asked = ", ".join(name for name, value in changes.items() if value)
+        raise errors.UsageError(
+            f"{asked} of inputs of shape {shape}: expected images, (height, width, channels)."
+        )
+    return 0, 0
+
+
+def random_resized_crop(
+    key: jax.Array,
+    image: jax.Array,
+    side: int,
+    scale: tuple[float, float] = (0.08, 1.0),
+    aspect: tuple[float, float] = (3 / 4, 4 / 3),
+) -> jax.Array:
+    """A box of the image at random (see `geometry.random_box`), as a square of `side` pixels."""
+    box = geometry.random_box(key, *image.shape[:2], scale=scale, aspect=aspect)
+    return geometry.resize(image, box, side)
+
+
+def random_rotation(key: jax.Array, image: jax.Array, turns: float) -> jax.Array:
+    """Turned about its centre by an angle between -`turns` and `turns`, black around it."""
+    angle = 2 * math.pi * jax.random.uniform(key, (), jnp.float32, -turns, turns)
+    return geometry.rotate(image, jnp.cos(angle), jnp.sin(angle))
 
 
 def random_crop(key: jax.Array, image: jax.Array, padding: int) -> jax.Array:

@@ -1,7 +1,9 @@
 """Examples on the device, once, in the type they have, and who owns them.
 
 Ownership is two flat arrays, not a padded table: client k owns the positions offset_k ..
-offset_k + size_k of `indices`. A batch is gathered by index inside the compiled step.
+offset_k + size_k of `indices`. A batch is gathered by index inside the compiled step. Where only
+some clients' examples are on the device (data/host.py), `present` says whose, and they stand in
+the order of `indices`.
 
 A member of a cohort is a client, or a group of clients that train one after the other: `grouped`
 makes groups the members, and everything else stays as it is.
@@ -40,6 +42,8 @@ class ClientData(struct.PyTreeNode):
     max_size: int = struct.field(pytree_node=False)
     group: Any = None  # of a group: (clients, offsets, sizes), each an array
     own: Any = struct.field(default_factory=dict)  # leaves of the model that stay with the client
+    shift: Any = struct.field(pytree_node=False, default=None)  # see shift.Shift
+    gathered: bool = struct.field(pytree_node=False, default=False)  # examples stand as indices do
 
     @property
     def in_group(self) -> int:
@@ -62,11 +66,19 @@ class FederatedData(struct.PyTreeNode):
     max_size: int = struct.field(pytree_node=False)
     equal_sizes: bool = struct.field(pytree_node=False)
     groups: Any = None  # (groups, clients in each): client numbers, -1 for none
+    present: Any = None  # the clients, ascending, that offsets and sizes are of; None for all
+    shift: Any = struct.field(pytree_node=False, default=None)  # how each client sees its examples
 
     @property
     def num_clients(self) -> int:
         """K: the number of clients, or of groups."""
         return (self.offsets if self.groups is None else self.groups).shape[0]
+
+    def row(self, k: jax.Array) -> jax.Array:
+        """Where offset and size of client k stand."""
+        if self.present is None:
+            return k
+        return jnp.minimum(jnp.searchsorted(self.present, k), self.present.shape[0] - 1)
 
     def client(self, k: jax.Array, mask: jax.Array | None = None) -> ClientData:
         """Member k; where `mask` is False, an empty one."""
@@ -75,17 +87,25 @@ class FederatedData(struct.PyTreeNode):
             clients = self.groups[k]
             there = clients >= 0 if mask is None else (clients >= 0) & mask
             clients = jnp.maximum(clients, 0)
-            sizes = jnp.where(there, self.sizes[clients], 0)
-            group = (clients, self.offsets[clients], sizes)
-            return ClientData(*shared, jnp.int32(0), jnp.sum(sizes), self.max_size, group)
-        size: Any = self.max_size if self.equal_sizes else self.sizes[k]
+            rows = self.row(clients)
+            sizes = jnp.where(there, self.sizes[rows], 0)
+            group = (clients, self.offsets[rows], sizes)
+            return ClientData(
+                *shared, jnp.int32(0), jnp.sum(sizes), self.max_size, group, **self._how
+            )
+        row = self.row(k)
+        size: Any = self.max_size if self.equal_sizes else self.sizes[row]
         if mask is not None:
             size = jnp.where(mask, size, 0)
-        return ClientData(*shared, self.offsets[k], size, self.max_size)
+        return ClientData(*shared, self.offsets[row], size, self.max_size, **self._how)
+
+    @property
+    def _how(self) -> dict[str, Any]:
+        return {"shift": self.shift, "gathered": self.present is not None}
 
 
-def federate(examples: Examples, partition: Partition) -> FederatedData:
-    """Puts examples and ownership on the device."""
+def federate(examples: Examples, partition: Partition, *, shift: Any = None) -> FederatedData:
+    """Puts examples and ownership on the device; each client sees its own through `shift`."""
     partition.check(count_of(examples))
     sizes = partition.sizes
     put = lambda x, dtype: jax.device_put(np.asarray(x, dtype))
@@ -96,6 +116,7 @@ def federate(examples: Examples, partition: Partition) -> FederatedData:
         sizes=put(sizes, np.int32),
         max_size=int(sizes.max()),
         equal_sizes=bool(sizes.min() == sizes.max()),
+        shift=shift,
     )
 
 
@@ -117,25 +138,26 @@ def whole(examples: Examples) -> ClientData:
 
 def on_device(examples: Examples) -> Examples:
     """Every array as it is, but for 64-bit numbers, which become 32-bit ones if they fit."""
-    return jax.tree.map(lambda x: jax.device_put(_narrow(np.asarray(x))), examples)
+    return jax.tree.map(lambda x: jax.device_put(narrow(np.asarray(x))), examples)
 
 
-def _narrow(x: np.ndarray) -> np.ndarray:
-    narrow: Any = {"float64": np.float32, "int64": np.int32, "uint64": np.uint32}.get(x.dtype.name)
+def narrow(x: np.ndarray) -> np.ndarray:
+    """64-bit numbers as 32-bit ones, if they fit."""
+    smaller: Any = {"float64": np.float32, "int64": np.int32, "uint64": np.uint32}.get(x.dtype.name)
     if x.dtype.kind not in "fiub":
         raise errors.UsageError(
             f"examples of type {x.dtype}: expected numbers. Encode text and categories first."
         )
-    if narrow is None:
+    if smaller is None:
         return x
     if x.dtype.kind != "f" and x.size:
-        limits = np.iinfo(narrow)
+        limits = np.iinfo(smaller)
         if x.min() < limits.min or x.max() > limits.max:
             raise errors.UsageError(
-                f"examples hold {x.min()} to {x.max()}, more than {np.dtype(narrow)} can: expected "
-                f"{limits.min} to {limits.max}."
+                f"examples hold {x.min()} to {x.max()}, more than {np.dtype(smaller)} can: "
+                f"expected {limits.min} to {limits.max}."
             )
-    return x.astype(narrow)
+    return x.astype(smaller)
 
 
 def shuffled_positions(key: jax.Array, size: Any, length: int) -> jax.Array:
@@ -153,9 +175,12 @@ def shuffled_positions(key: jax.Array, size: Any, length: int) -> jax.Array:
 def client_batch(data: ClientData, positions: jax.Array) -> Batch:
     """Gathers the examples at `positions` of a client; positions past its size are padding."""
     mask = positions < data.size
-    index = data.indices[data.offset + jnp.where(mask, positions, 0)]
-    inputs, labels = jax.tree.map(lambda x: x[index], data.examples)
-    return Batch(inputs, labels, mask)
+    place = data.offset + jnp.where(mask, positions, 0)
+    index = data.indices[place]
+    row = place if data.gathered else index
+    inputs, labels = jax.tree.map(lambda x: x[row], data.examples)
+    batch = Batch(inputs, labels, mask)
+    return batch if data.shift is None else data.shift.see(batch, data.client, index)
 
 
 def sum_over(f: Callable[[Any], Any], count: Any) -> Any:

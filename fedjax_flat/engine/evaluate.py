@@ -11,11 +11,20 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_flat.algorithms import Algorithm
-from fedjax_flat.data import Examples, FederatedData, count_of, over, whole
+from fedjax_flat.data import (
+    Batch,
+    Examples,
+    FederatedData,
+    count_of,
+    on_device,
+    over,
+    whole,
+)
 from fedjax_flat.engine import client_state
 from fedjax_flat.engine.cohort import CohortMap, cohort_map
 from fedjax_flat.models import Variables
 from fedjax_flat.tasks import Sums, Task
+from fedjax_flat.tasks.base import masked_sum
 
 
 def evaluator(
@@ -45,34 +54,73 @@ def evaluator(
     return evaluate
 
 
+def in_blocks(
+    evaluate: Callable[[Variables, Examples], Sums], block: int
+) -> Callable[[Variables, Examples], Sums]:
+    """The same for examples on the host, of which `block` at a time are put on the device."""
+
+    def run(variables, examples):
+        if all(isinstance(x, jax.Array) for x in jax.tree.leaves(examples)):
+            return evaluate(variables, examples)
+        cut = lambda start: jax.tree.map(lambda x: x[start : start + block], examples)
+        sums = [
+            evaluate(variables, on_device(cut(start)))
+            for start in range(0, count_of(examples), block)
+        ]
+        return jax.tree.map(lambda *parts: sum(parts), *sums)
+
+    return run
+
+
+def _observed(task: Task, variables: Variables, stored: Batch) -> Sums:
+    """The task's sums and, of an array of outputs, their L2 norms, summed."""
+    batch = task.prepare(stored, None)
+    outputs = task.forward(variables, batch, None)
+    sums = task.measure(outputs, batch)
+    if not isinstance(outputs.logits, jax.Array):
+        return sums
+    norms = jnp.linalg.norm(outputs.logits.astype(jnp.float32), axis=-1)
+    mask = jnp.broadcast_to(batch.mask.reshape(-1, *(1,) * (norms.ndim - 1)), norms.shape)
+    return sums | {
+        "output_norm": masked_sum(norms, mask), "outputs": masked_sum(jnp.ones_like(norms), mask)
+    }
+
+
 def client_evaluator(
     task: Task, batch_size: int, clients: CohortMap | None = None
 ) -> Callable[[Variables, FederatedData], Sums]:
     """`evaluate(variables, data) -> sums` of one model on each client's examples, stacked."""
     evaluate = personal_evaluator(task, None, batch_size, clients)
-    return lambda variables, data: evaluate(variables, (), data)
+
+    def everyone(variables, data):
+        return evaluate(variables, (), data, jnp.arange(data.num_clients, dtype=jnp.int32))
+
+    return everyone
 
 
 def personal_evaluator(
     task: Task, algorithm: Algorithm | None, batch_size: int, clients: CohortMap | None = None
-) -> Callable[[Any, Any, FederatedData], Sums]:
-    """`evaluate(server, states, data)`: every client's own model on its own examples, stacked."""
+) -> Callable[[Any, Any, FederatedData, jax.Array], Sums]:
+    """`evaluate(server, states, data, chosen)`: of these clients, each one's own model, stacked.
+
+    A number below 0 stands for no client.
+    """
     clients = clients or cohort_map("map")
     the_model: Any = lambda model, state: model
     model_of = (algorithm and algorithm.personal) or the_model
 
-    def evaluate(server, states, data: FederatedData) -> Sums:
+    def evaluate(server, states, data: FederatedData, chosen: jax.Array) -> Sums:
         def work(shared, k):
             server, states, data = shared
-            mask = k < data.num_clients
+            mask = k >= 0
             k = jnp.where(mask, k, 0)
             variables = model_of(server, client_state.row(states, k))
             own = data.client(k, mask)
-            return (), over(lambda batch: task.evaluate(variables, batch), own, batch_size)
+            return (), over(lambda batch: _observed(task, variables, batch), own, batch_size)
 
-        missing = -data.num_clients % clients.multiple
-        members = jnp.arange(data.num_clients + missing, dtype=jnp.int32)
+        count = chosen.shape[0]
+        members = jnp.pad(chosen, (0, -count % clients.multiple), constant_values=-1)
         sums = clients.run(work, (server, states, data), members)[1]
-        return jax.tree.map(lambda x: x[: data.num_clients], sums)
+        return jax.tree.map(lambda x: x[:count], sums)
 
     return evaluate

@@ -43,6 +43,7 @@ class RoundInfo(NamedTuple):
     metrics: dict[str, jax.Array]  # what the method itself measures, and the cosine if asked
 
 
+CohortOf = Callable[[jax.Array, jax.Array], sampling.Cohort]
 RoundStep = Callable[[TrainState, FederatedData], tuple[TrainState, RoundInfo]]
 
 
@@ -123,6 +124,13 @@ def _exchange(
     return _Exchanged(server, rows, uploads, sums, drift, metrics, models)
 
 
+def cohorts(sample: Sampler, cohort_map: CohortMap) -> CohortOf:
+    """`cohort_of(key, round)`: who takes part, in a number that the devices can share."""
+    return lambda key, round: sampling.pad(
+        sample(rng.fold(key, "cohort", round)), cohort_map.multiple
+    )
+
+
 def round_step(
     algorithm: Algorithm,
     sample: Sampler,
@@ -133,10 +141,10 @@ def round_step(
     cosine: bool = False,
 ) -> RoundStep:
     """One round: sample, broadcast, train locally, aggregate, update, average."""
+    cohort_of = cohorts(sample, cohort_map)
 
     def step(state: TrainState, data: FederatedData) -> tuple[TrainState, RoundInfo]:
-        cohort = sample(rng.fold(state.key, "cohort", state.round))
-        cohort = sampling.pad(cohort, cohort_map.multiple)
+        cohort = cohort_of(state.key, state.round)
         server = state.server
         rows = client_state.gather(state.clients, cohort)
         metrics: dict[str, jax.Array] = {}

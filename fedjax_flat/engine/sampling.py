@@ -7,7 +7,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_flat import errors
+from fedjax_flat import errors, rng
+
+MANY = 100_000  # clients, from which on nothing is drawn for each of them
 
 
 class Cohort(NamedTuple):
@@ -29,6 +31,8 @@ def uniform(num_clients: int, size: int) -> Sampler:
         )
 
     def sample(key):
+        if num_clients > MANY:
+            return Cohort(_distinct(key, num_clients, size), None)
         # The `size` largest of K random numbers: no sort of all K, and never the same client twice.
         draws = jax.random.bits(key, (num_clients,), jnp.uint32)
         return Cohort(jax.lax.top_k(draws, size)[1].astype(jnp.int32), None)
@@ -53,11 +57,37 @@ def bernoulli(num_clients: int, size: float, *, slots: int | None = None) -> Sam
     slots = min(slots, num_clients)
 
     def sample(key):
+        if num_clients > MANY:  # how many, then who
+            count = jax.random.binomial(rng.fold(key, "count"), num_clients, probability)
+            clients = _distinct(key, num_clients, slots)
+            return Cohort(clients, jnp.arange(slots) < count.astype(jnp.int32))
         draws = jax.random.uniform(key, (num_clients,), jnp.float32)
         value, clients = jax.lax.top_k(-draws, slots)
         return Cohort(clients.astype(jnp.int32), -value < probability)
 
     return sample
+
+
+def _distinct(key: jax.Array, count: int, size: int) -> jax.Array:
+    """`size` distinct numbers below `count`, at a cost that does not grow with `count`.
+
+    The first `size` steps of a Fisher-Yates shuffle of 0 .. count - 1, of which only the places
+    that were swapped are kept: places[i] holds values[i].
+    """
+
+    def step(i, carry):
+        places, values, chosen = carry
+
+        def at(place):  # the last value put there, or the place's own number
+            last = jnp.max(jnp.where(places == place, jnp.arange(size), -1))
+            return jnp.where(last < 0, place, values[last])
+
+        drawn = jax.random.randint(rng.fold(key, "draw", i), (), i, count, jnp.int32)
+        chosen = chosen.at[i].set(at(drawn))
+        return places.at[i].set(drawn), values.at[i].set(at(i)), chosen
+
+    empty = jnp.full(size, -1, jnp.int32)
+    return jax.lax.fori_loop(0, size, step, (empty, empty, empty))[2]
 
 
 def pad(cohort: Cohort, multiple: int) -> Cohort:

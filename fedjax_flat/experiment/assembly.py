@@ -1,9 +1,10 @@
 """From a config to the pure functions and arrays it describes."""
 
 import dataclasses
+import logging
 import os
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import ml_collections
@@ -12,14 +13,17 @@ import numpy as np
 from fedjax_flat import data as data_lib
 from fedjax_flat import errors, memory, models, plugins, rng, tasks
 from fedjax_flat.algorithms import Algorithm
-from fedjax_flat.data import Dataset, Examples, FederatedData, Partition
-from fedjax_flat.data.partition import hold_out
+from fedjax_flat.data import Dataset, Examples, FederatedData, HostData, Partition
+from fedjax_flat.data import shift as shift_lib
+from fedjax_flat.data.partition import follow_owners, hold_out, local_split
 from fedjax_flat.engine import client_state, cohort, sampling
-from fedjax_flat.engine.evaluate import evaluator, personal_evaluator
+from fedjax_flat.engine.evaluate import evaluator, in_blocks, personal_evaluator
 from fedjax_flat.engine.round import (
     Averages,
+    CohortOf,
     RoundStep,
     TrainState,
+    cohorts,
     init_state,
     local_models,
     round_step,
@@ -30,10 +34,13 @@ from fedjax_flat.experiment import method
 from fedjax_flat.models import Variables
 from fedjax_flat.tasks import Sums, Task
 
+logger = logging.getLogger("fedjax_flat")
+CLIENTS_AT_ONCE = 100  # whose examples are brought to the device for an evaluation of all clients
+
 
 @dataclasses.dataclass(frozen=True)
 class Experiment:
-    """Everything a training loop needs; `data` and `splits` are on the device.
+    """Everything a training loop needs; `splits` are on the device, and so are `data` if they fit.
 
     `partition` is who owns which of the data set's train examples; of those, `data` has what
     clients train on, without a validation part.
@@ -41,7 +48,8 @@ class Experiment:
 
     config: ml_collections.ConfigDict
     partition: Partition
-    data: FederatedData
+    data: FederatedData | HostData
+    local_test: FederatedData | HostData | None  # the same clients' own test examples
     splits: dict[str, Examples]  # those that are evaluated
     train_examples: Examples
     task: Task
@@ -49,8 +57,10 @@ class Experiment:
     averages: Averages
     client_state_in: str
     over: cohort.CohortMap
+    cohort_of: CohortOf
     step: RoundStep
     evaluate: Callable[..., Sums]
+    evaluate_clients: Callable[..., Sums]  # see engine.evaluate.personal_evaluator
     evaluate_personal: Callable[..., Sums] | None
     local_models: Callable[..., Any]  # see engine.round.local_models
 
@@ -62,6 +72,34 @@ class Experiment:
             self.algorithm, variables, self.data.num_clients, key, self.averages,
             self.client_state_in, cosine=self.config.metrics.cosine,
         )
+
+    @property
+    def parts(self) -> dict[str, FederatedData | HostData]:
+        """What clients have: their own train examples, and test examples if there are any."""
+        return {"own": self.data} | ({"local_test": self.local_test} if self.local_test else {})
+
+    def data_of(self, clients: Sequence[int], part: str = "own") -> FederatedData:
+        """Data that have at least these clients' examples, on the device."""
+        data = self.parts[part]
+        if isinstance(data, FederatedData):
+            return data
+        return self.over.replicate(data.of(np.asarray(clients, np.int32)))
+
+    def over_clients(
+        self, measure: Callable[[FederatedData, jax.Array], Any], part: str = "own"
+    ) -> Any:
+        """`measure(data, clients)`, stacked over clients, of all of them."""
+        count = self.data.num_clients
+        on_device = isinstance(self.parts[part], FederatedData)
+        block = count if on_device else min(count, CLIENTS_AT_ONCE)
+        found = []
+        for start in range(0, count, block):
+            here = range(start, min(start + block, count))
+            chosen = np.full(block, -1, np.int32)  # the last block ends with nobody
+            chosen[: len(here)] = here
+            place = self.over.replicate(jax.device_put(chosen))
+            found.append(measure(self.data_of(here, part), place))
+        return jax.tree.map(lambda *parts: np.concatenate(parts)[:count], *found)
 
     def models(self, state: TrainState) -> dict[str, Variables]:
         """The trained and the averaged models by name."""
@@ -83,11 +121,7 @@ def build(
     options = config_lib.options_of(config, "data", source)
     dataset = data_lib.load(config.data.name, data_dir, **options)
     partition = build_partition(config, dataset, data_dir)
-    kept, held_out = partition, None
-    if config.data.validation:
-        kept, held_out = hold_out(
-            partition, config.data.validation, source=config.data.validation_from
-        )
+    shares = divide(config, dataset, partition)
     sample = errors.lookup("cohort sampling", config.cohort.sampling, sampling.SAMPLERS)(
         partition.num_clients, config.cohort.size
     )
@@ -97,18 +131,25 @@ def build(
     strategy = "map" if config.debug else config.cohort.strategy  # one client's values at a time
     over = cohort.cohort_map(strategy, chunk=config.cohort.chunk, devices=config.cohort.devices)
     batches = over if over.mesh else cohort.cohort_map("map")
-    data = over.replicate(data_lib.federate(dataset.train, kept))
-    splits = build_splits(config, dataset, data, held_out, over)
+    shift = build_shift(config, dataset, partition)
+    data = place_data(config.data.placement, dataset.train, shares.train, over, shift)
+    local_test = None
+    if shares.local_test:
+        tested, own = shares.local_test
+        after = 0 if tested is dataset.train else data_lib.count_of(dataset.train)
+        look = shift_lib.evaluated(shift, after)
+        local_test = place_data(config.data.placement, tested, own, over, look)
+    seen = shift_lib.seen(shift, dataset, partition)
+    splits = build_splits(config, seen, data, shares.validation, over)
     cosine = config.metrics.cosine
-    personal = None
-    if algorithm.personal:
-        personal = jax.jit(
-            personal_evaluator(task, algorithm, config.eval.batch_size, batches)
-        )
+    by_client = lambda whose: jax.jit(
+        personal_evaluator(task, whose, config.eval.batch_size, batches)
+    )
     return Experiment(
         config=config,
         partition=partition,
         data=data,
+        local_test=local_test,
         splits={name: splits[name] for name in config.eval.splits},
         train_examples=splits["train"],
         task=task,
@@ -116,11 +157,40 @@ def build(
         averages=averages,
         client_state_in=place_client_state(config, task, algorithm, partition.num_clients),
         over=over,
+        cohort_of=jax.jit(cohorts(sample, over)),
         step=round_step(algorithm, sample, over, averages, task=task, cosine=cosine),
-        evaluate=jax.jit(evaluator(task, config.eval.batch_size, batches)),
-        evaluate_personal=personal,
+        evaluate=in_blocks(
+            jax.jit(evaluator(task, config.eval.batch_size, batches)), 20 * config.eval.batch_size
+        ),
+        evaluate_clients=by_client(None),
+        evaluate_personal=by_client(algorithm) if algorithm.personal else None,
         local_models=jax.jit(local_models(algorithm, over)),
     )
+
+
+class Shares(NamedTuple):
+    """What becomes of the clients' examples."""
+
+    train: Partition
+    validation: np.ndarray | None  # held out: positions in the train examples
+    local_test: tuple[Examples, Partition] | None  # the same clients' own test examples
+
+
+def divide(config: ml_collections.ConfigDict, dataset: Dataset, partition: Partition) -> Shares:
+    """Each client's part to train on, to validate and to test on."""
+    local_test = None
+    if config.data.local_test:
+        partition, test = local_split(partition, config.data.local_test)
+        local_test = dataset.train, test
+    elif config.partition.name == "natural" and dataset.test_owners is not None:
+        test = follow_owners(partition, dataset.owners, dataset.test_owners)
+        local_test = dataset.test, test
+    if not config.data.validation:
+        return Shares(partition, None, local_test)
+    train, validation = hold_out(
+        partition, config.data.validation, source=config.data.validation_from
+    )
+    return Shares(train, validation, local_test)
 
 
 def build_task(config: ml_collections.ConfigDict, dataset: Dataset) -> Task:
@@ -130,11 +200,20 @@ def build_task(config: ml_collections.ConfigDict, dataset: Dataset) -> Task:
     options = config_lib.options_of(config, "task", found)
     if name in ("classification", "segmentation"):
         data_lib.check_labels(dataset, options.get("ignored"))
+    preprocess = data_lib.preprocess(
+        dataset,
+        crop_padding=config.data.crop_padding,
+        resized_crop=config.data.resized_crop,
+        rotation=config.data.rotation,
+        flip=config.data.flip,
+        cutout=config.data.cutout,
+        mixup=config.data.mixup,
+    )
     network = config_lib.options_of(config, "model", models.MODELS.find(config.model.name))
     model = models.build(
         config.model.name,
         num_classes=dataset.num_classes or 1,
-        inputs=dataset.inputs,
+        inputs=preprocess.inputs,
         precision=config.model.precision,
         frozen_stats=config.model.statistics == "frozen",
         **network,
@@ -145,24 +224,20 @@ def build_task(config: ml_collections.ConfigDict, dataset: Dataset) -> Task:
             f"config.model.statistics = {config.model.statistics!r} would change nothing: model "
             f"{config.model.name} has no statistics."
         )
-    preprocess = data_lib.preprocess(
-        dataset,
-        crop_padding=config.data.crop_padding,
-        flip=config.data.flip,
-        cutout=config.data.cutout,
-        mixup=config.data.mixup,
-    )
     return found.make(model, preprocess, dataset, **options)
 
 
 def build_splits(
-    config: ml_collections.ConfigDict, dataset: Dataset, data: FederatedData, held_out, over
+    config: ml_collections.ConfigDict, dataset: Dataset, data: FederatedData | HostData, held_out,
+    over,
 ) -> dict[str, Examples]:
-    """The examples of every split that is looked at, on the device."""
+    """The examples of every split that is looked at; with host data, train is on the host too."""
     place = lambda examples: over.replicate(data_lib.on_device(examples))
     of_train = lambda index: jax.tree.map(lambda x: np.asarray(x)[index], dataset.train)
+    shifted = data.shift is not None and data.shift.evaluated
     make: dict[str, Callable[[], Examples]] = {
-        "train": lambda: data.examples, "test": lambda: place(dataset.test)
+        "train": lambda: place(dataset.train) if shifted else data.examples,
+        "test": lambda: place(dataset.test),
     }
     if held_out is not None:
         rest = np.setdiff1d(np.arange(data_lib.count_of(dataset.train)), held_out)
@@ -177,6 +252,30 @@ def build_splits(
     return {name: errors.lookup("split", name, make)() for name in {"train", *config.eval.splits}}
 
 
+def place_data(placement: str, examples: Examples, partition: Partition, over, shift) -> Any:
+    """Clients' examples on the device if they fit, or a cohort at a time from the host."""
+    if placement == "auto":
+        placement = "device" if memory.fits(examples) else "host"
+    if placement == "device":
+        return over.replicate(data_lib.federate(examples, partition, shift=shift))
+    return HostData(examples, partition, shift=shift)
+
+
+def build_shift(
+    config: ml_collections.ConfigDict, dataset: Dataset, partition: Partition
+) -> data_lib.Shift | None:
+    """How each of the partition's clients sees its examples; None is as they are."""
+    found = data_lib.SHIFTS.find(config.data.shift.name)
+    options = config_lib.options_of(config, "data.shift", found)
+    shift = found.make(dataset, partition.num_clients, **options)
+    if not isinstance(shift, data_lib.Shift | None):
+        raise errors.UsageError(
+            f"data.shift {config.data.shift.name} returns {type(shift).__name__}: expected "
+            "fedjax_flat.data.Shift, or None."
+        )
+    return shift
+
+
 def place_client_state(config, task: Task, algorithm: Algorithm, clients: int) -> str:
     """Where the clients' state is kept: what `config.cohort.client_state` says, if it fits."""
     init = lambda key: algorithm.init(task.init(key), clients)[1]
@@ -187,7 +286,7 @@ def place_client_state(config, task: Task, algorithm: Algorithm, clients: int) -
 def build_partition(
     config: ml_collections.ConfigDict, dataset: Dataset, data_dir=None
 ) -> Partition:
-    """The clients that `config.partition` describes."""
+    """The clients that `config.partition` describes, with what `config.data` leaves them."""
     found = data_lib.PARTITIONS.find(config.partition.name)
     options = config_lib.options_of(config, "partition", found)
     partition = found.make(dataset, data_dir, **options)
@@ -197,4 +296,12 @@ def build_partition(
             "fedjax_flat.data.Partition.of(index lists)."
         )
     partition.check(data_lib.count_of(dataset.train))
+    if config.data.imbalance != "none":
+        kept = data_lib.imbalance(dataset.train.labels, config.data.imbalance, config.seed)
+        partition = data_lib.restrict(partition, kept)
+    if config.data.local_test:
+        enough = partition.sizes >= 2
+        if not enough.all():
+            logger.info("%d clients with fewer than 2 examples are left out", (~enough).sum())
+        partition = partition.only(enough)
     return partition

@@ -19,7 +19,7 @@ from ml_collections import config_dict
 from fedjax_flat import errors
 from fedjax_flat.algorithms import METHODS
 from fedjax_flat.algorithms.base import WEIGHTINGS
-from fedjax_flat.data import PARTITIONS, SOURCES
+from fedjax_flat.data import PARTITIONS, SHIFTS, SOURCES
 from fedjax_flat.experiment import usage
 from fedjax_flat.models import MODELS, STATISTICS
 from fedjax_flat.models.base import PRECISIONS
@@ -31,7 +31,10 @@ from fedjax_flat.wire import CODECS
 
 # May differ between two runs of one run folder: they change how long and how closely we look at
 # training, never a bit of it.
-FREE = ("rounds", "rounds_per_dispatch", "eval", "curvature", "checkpoint", "tensorboard", "debug")
+FREE = (
+    "rounds", "rounds_per_dispatch", "eval", "curvature", "checkpoint", "tensorboard", "debug",
+    "data.placement",
+)
 
 _SHARE: dict[str, Any] = {"at_least": 0, "below": 1}
 SETTINGS: dict[str, Setting] = {
@@ -43,7 +46,17 @@ SETTINGS: dict[str, Setting] = {
     "imports": Setting((), "files that register what this config names; see --import"),
 
     "data.name": Setting("digits"),
+    "data.placement": Setting(
+        "auto", "where examples are: host keeps them off the device; auto is device if they fit",
+        choices=("auto", "device", "host"),
+    ),
     "data.crop_padding": Setting(0, "pixels around an image of which a crop is taken", at_least=0),
+    "data.resized_crop": Setting(
+        0, "side to which a random part of an image is resized; 0 is none", at_least=0
+    ),
+    "data.rotation": Setting(
+        0.0, "largest random turn to either side, of 1; 0 is none", at_least=0, at_most=0.5
+    ),
     "data.flip": Setting(False, "left to right, half of the time"),
     "data.cutout": Setting(0, "side of the square in pixels; 0 is none", at_least=0),
     "data.mixup": Setting(0.0, "alpha of Beta(alpha, alpha); 0 is none", at_least=0),
@@ -51,6 +64,14 @@ SETTINGS: dict[str, Setting] = {
     "data.validation_from": Setting(
         "clients", "each client's share, or of all", choices=("clients", "server")
     ),
+    "data.imbalance": Setting(
+        "none", "classes made uneven, half of all examples left: Fed3R's variants",
+        choices=("none", "A", "B", "C", "D"),
+    ),
+    "data.local_test": Setting(
+        0.0, "share of each client's train examples that are its own test examples", **_SHARE
+    ),
+    "data.shift.name": Setting("none", "clients that see the world differently"),
     "task.name": Setting("auto", "what is learned; auto is what the data are for"),
     "partition.name": Setting("dirichlet"),
     "model.name": Setting("mlp"),
@@ -119,6 +140,9 @@ SETTINGS: dict[str, Setting] = {
     "eval.every": Setting(10, at_least=1),
     "eval.window": Setting(10, "every one of the last rounds; reported is their mean", at_least=1),
     "eval.splits": Setting(("test",)),
+    "eval.clients": Setting(
+        False, "every model on each client's examples too: fairness.*, clients.jsonl"
+    ),
     "eval.batch_size": Setting(500, at_least=1),
 
     "metrics.cosine": Setting(False, "the angle between consecutive moves of the global model"),
@@ -134,7 +158,7 @@ SETTINGS: dict[str, Setting] = {
 }
 # Whose settings stand beside the name that chooses among them.
 BESIDE: dict[str, Registry[Any]] = {
-    "data": SOURCES, "partition": PARTITIONS, "model": MODELS, "task": TASKS
+    "data": SOURCES, "data.shift": SHIFTS, "partition": PARTITIONS, "model": MODELS, "task": TASKS
 }
 
 
@@ -320,6 +344,11 @@ def _parse(kind: type, value: str) -> Any:
     return {"true": True, "false": False}[value.lower()] if kind is bool else kind(value)
 
 
+def is_free(name: str) -> bool:
+    """Whether a setting may differ between two runs of one run folder."""
+    return any(name == free or name.startswith(f"{free}.") for free in (*FREE, "imports"))
+
+
 def differences(old: ml_collections.ConfigDict, new: ml_collections.ConfigDict) -> list[str]:
     """The settings in which two configs would train differently, as `name: old -> new`.
 
@@ -332,5 +361,5 @@ def differences(old: ml_collections.ConfigDict, new: ml_collections.ConfigDict) 
     return [
         f"{name}: {a.get(name)!r} -> {b.get(name)!r}"
         for name in dict.fromkeys((*b, *a))
-        if name.split(".")[0] not in (*FREE, "imports") and a.get(name) != b.get(name)
+        if a.get(name) != b.get(name) and not is_free(name)
     ]

@@ -9,6 +9,7 @@ from typing import Any
 
 from fedjax_flat import errors
 from fedjax_flat.algorithms import METHODS, Method
+from fedjax_flat.data.augment import check_crops
 from fedjax_flat.server import ADAPTIVE
 from fedjax_flat.settings import Setting
 
@@ -98,7 +99,7 @@ _RULES: list[tuple[tuple[str, ...], Callable[[Config], bool], str]] = [
      "cohort.strategy is not sharded"),
     (("curvature.",), lambda c: c.curvature.every > 0, "curvature.every is 0"),
     (("data.validation_from",), lambda c: c.data.validation > 0, "data.validation is 0"),
-    (("data.crop_padding", "data.flip", "data.cutout", "data.mixup"), _takes_steps,
+    (("data.crop_padding", "data.rotation", "data.flip", "data.cutout", "data.mixup"), _takes_steps,
      "{method} takes one gradient of the examples as they are"),
 ]
 _ALWAYS = {"client.batch_size", "curvature.every"}
@@ -110,11 +111,11 @@ def why_unused(name: str, config: Config, choices: Mapping[str, Setting]) -> str
         return None
     method, server = method_of(config), server_optimizer_of(config)
     if name not in choices:
-        section, _, rest = name.partition(".")
-        if section == "algorithm":
-            whose = [m.name for m in METHODS.values() if m.section == rest.split(".")[0]]
+        section, _, last = name.rpartition(".")
+        if section.startswith("algorithm."):
+            whose = [m.name for m in METHODS.values() if f"algorithm.{m.section}" == section]
             return f"it is of {' and '.join(whose)}, and algorithm.name is {config.algorithm.name}"
-        return f"{section} {config[section].name} has no {rest}"
+        return f"{section} {config[section].name} has no {last}"
     for names, holds, why in _RULES:
         meant = any(name == n or (n.endswith(".") and name.startswith(n)) for n in names)
         if meant and not holds(config):
@@ -126,6 +127,7 @@ def check_combination(config: Config) -> None:
     """Refuses what a method cannot be combined with, and says why."""
     method, client, server = method_of(config), config.client, config.server
     averages(config)
+    check_crops(config.data.crop_padding, config.data.resized_crop)
 
     def refuse(setting: str, value: Any, why: str) -> None:
         raise errors.UsageError(f"{setting} = {value} does not go with {method.name}: {why}")

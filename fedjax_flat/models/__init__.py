@@ -15,10 +15,16 @@ from fedjax_flat.models.base import (
     num_parameters,
 )
 from fedjax_flat.models.cnn import CNN
+from fedjax_flat.models.femnist import VARIANTS, FemnistCNN
+from fedjax_flat.models.lenet import LeNet
+from fedjax_flat.models.lstm import ShakespeareLSTM, StackOverflowLSTM
 from fedjax_flat.models.mlp import MLP
-from fedjax_flat.models.resnet import ResNet18
+from fedjax_flat.models.mobile import EfficientNetLite0, MobileNetV2
+from fedjax_flat.models.pretrained import start_from
+from fedjax_flat.models.resnet import ResNet18, ResNet20
+from fedjax_flat.models.weights import load_weights
 from fedjax_flat.registry import Entry, Registry, entry
-from fedjax_flat.settings import Setting, check_options
+from fedjax_flat.settings import Setting, Settings, check_options
 
 # make(num_classes=..., **settings) -> flax module
 MODELS: Registry[Entry] = Registry("model")
@@ -27,7 +33,32 @@ MODELS.add("mlp", entry(MLP, {
     "hidden": Setting((64,), "widths of the hidden layers"),
     "norm": Setting("none", "after each hidden layer", choices=("none", "batch")),
 }))
-MODELS.add("resnet18", entry(ResNet18))
+MODELS.add("lenet", entry(LeNet))
+MODELS.add("femnist_cnn", entry(FemnistCNN, {
+    "variant": Setting("mora", "whose network", choices=VARIANTS),
+}))
+_RESNET = {
+    "norm": Setting("group", "after each convolution", choices=("group", "batch")),
+    "groups": Setting(2, "of each GroupNorm", at_least=1),
+}
+MODELS.add("resnet18", entry(ResNet18, _RESNET))
+MODELS.add("resnet20", entry(ResNet20, _RESNET))
+
+
+def _mobile(norm: str) -> Settings:
+    choices = ("group", "batch", "none")
+    return {
+        "norm": Setting(norm, "after each convolution; none: it has a bias", choices=choices),
+        "groups": Setting(8, "of each GroupNorm", at_least=1),
+        "dropout": Setting(0.0, "of what the classifier reads", at_least=0.0, below=1.0),
+        "pretrained": Setting("", "a file of weights to start from (models/pretrained.py)"),
+    }
+
+
+MODELS.add("mobilenetv2", entry(MobileNetV2, _mobile("group")))
+MODELS.add("efficientnet_lite0", entry(EfficientNetLite0, _mobile("batch")))
+MODELS.add("shakespeare_lstm", entry(ShakespeareLSTM))
+MODELS.add("stackoverflow_lstm", entry(StackOverflowLSTM))
 
 
 def build(
@@ -37,9 +68,13 @@ def build(
     inputs: Any,
     precision: str = "float32",
     frozen_stats: bool = False,
+    pretrained: str = "",
     **options,
 ) -> Model:
-    """A registered network for this many classes and these inputs (see `from_linen`)."""
+    """A registered network for this many classes and these inputs (see `from_linen`).
+
+    With `pretrained` it starts from the weights of that file (see `pretrained.py`).
+    """
     found = MODELS.find(name)
     check_options(f"model {name}", found.settings, options)
     model = from_linen(
@@ -53,10 +88,11 @@ def build(
         raise errors.UsageError(
             f"model {name!r} cannot read inputs of shape {shape}: {reason[0][:200]}"
         ) from e
-    return model
+    return start_from(model, pretrained) if pretrained else model
 
 
 __all__ = [
-    "CLASSIFIER", "CNN", "MLP", "MODELS", "STATISTICS", "Model", "Outputs", "ResNet18", "Variables",
-    "build", "from_linen", "num_parameters",
+    "CLASSIFIER", "CNN", "MLP", "MODELS", "STATISTICS", "EfficientNetLite0", "FemnistCNN", "LeNet",
+    "MobileNetV2", "Model", "Outputs", "ResNet18", "ResNet20", "Variables", "build", "from_linen",
+    "load_weights", "num_parameters",
 ]

@@ -20,7 +20,8 @@ def _floating(x: jax.Array) -> jax.Array:
     return x if jnp.issubdtype(x.dtype, jnp.floating) else x.astype(jnp.float32)
 
 
-def _uniform(fan_in: int):
+def uniform(fan_in: int):
+    """An initialiser, U(-1/sqrt(fan_in), 1/sqrt(fan_in))."""
     bound = 1 / math.sqrt(fan_in)
 
     def init(key, shape, dtype=jnp.float32):
@@ -37,7 +38,7 @@ class Dense(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         x = _floating(x)
-        init = _uniform(x.shape[-1])
+        init = uniform(x.shape[-1])
         kernel = self.param("kernel", init, (x.shape[-1], self.features)).astype(x.dtype)
         bias = self.param("bias", init, (self.features,)).astype(x.dtype)
         x = jnp.matmul(x, kernel, preferred_element_type=ops.accumulator(x)).astype(x.dtype)
@@ -64,7 +65,7 @@ class Conv(nn.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         x = _floating(x)
         shape = (*self.kernel_size, x.shape[-1] // self.feature_group_count, self.features)
-        init = _uniform(math.prod(shape[:3]))
+        init = uniform(math.prod(shape[:3]))
         x = ops.conv(
             x,
             self.param("kernel", init, shape).astype(x.dtype),
@@ -132,3 +133,15 @@ class BatchNorm(nn.Module):
             centre, spread_out = mean.value.astype(scale.dtype), var.value.astype(scale.dtype)
         factor = scale * jax.lax.rsqrt(spread_out + self.epsilon)
         return ((values - spread(centre)) * spread(factor) + spread(bias)).astype(x.dtype)
+
+
+def normalise(
+    x: jax.Array, norm: str, *, train: bool, mask: jax.Array | None, groups: int = 2,
+    epsilon: float = 1e-5,
+) -> jax.Array:
+    """The layer that a model's setting `norm` names: group, batch, or none."""
+    if norm == "group":
+        return GroupNorm(groups, epsilon)(x)
+    if norm == "batch":
+        return BatchNorm(epsilon=epsilon)(x, train=train, mask=mask)
+    return x

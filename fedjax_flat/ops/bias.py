@@ -14,8 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fedjax_flat.ops.conv import accumulator
-from fedjax_flat.ops.primitive import Operation, primitive
+from fedjax_flat.ops.primitive import Operation, accumulator, primitive
 
 
 def add_bias(x: jax.Array, bias: jax.Array) -> jax.Array:

@@ -13,6 +13,7 @@ are primitives of their own. Each is the transpose of another, so `jvp`, `vjp`, 
   much work. Here only the width is padded; the kernel's rows are output channels, and their results
   are shifted and added along the height. 1.5x faster for 5x5 filters on 14x14 images.
 - filter_grad: examples become channels, g becomes the filter, strides become dilation.
+- one channel per group: sums over the kernel's taps instead (depthwise.py).
 
 On other platforms they lower to XLA's own convolution and its gradients.
 
@@ -29,8 +30,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fedjax_flat.ops import kernels
-from fedjax_flat.ops.primitive import Operation, primitive
+from fedjax_flat.ops import depthwise, kernels
+from fedjax_flat.ops.primitive import Operation, accumulator, primitive
 
 Pair = tuple[int, int]
 LAYOUT = ("NHWC", "HWIO", "NHWC")
@@ -274,11 +275,6 @@ def _examples_last(x, groups):
     return x.transpose(4, 1, 2, 3, 0).reshape(channels, height, width, groups * n)
 
 
-def accumulator(x: jax.Array):
-    """The type of sums: float32 for bfloat16 operands, else their own."""
-    return jnp.float32 if x.dtype == jnp.bfloat16 else x.dtype
-
-
 # Where a batch of the first or of the second operand goes when the other is not batched: the axis
 # that it joins, in the operand and in the result.
 _JOIN = {
@@ -295,6 +291,8 @@ def _map(name, transposes, xla, cpu=None):
     def on_cpu(a, b, geometry):
         if kernels.takes(name, a, b, geometry):
             return kernels.call(name, a, b, geometry)
+        if depthwise.fits(name, a, b, geometry):
+            return depthwise.MAPS[name](a, b, geometry)
         return plain(a, b, geometry)
 
     def batch(p, args, dims, *, geometry):

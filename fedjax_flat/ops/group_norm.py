@@ -16,8 +16,7 @@ from jax import lax
 
 from fedjax_flat import errors
 from fedjax_flat.ops.bias import spread, total
-from fedjax_flat.ops.conv import accumulator
-from fedjax_flat.ops.primitive import Operation, primitive
+from fedjax_flat.ops.primitive import Operation, accumulator, primitive
 
 
 def group_norm(

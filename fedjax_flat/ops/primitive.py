@@ -90,6 +90,11 @@ def _plain(name, default, transposes, cpu, batch):
     return types.SimpleNamespace(bind=default)
 
 
+def accumulator(x: jax.Array):
+    """The type of sums: float32 for bfloat16 operands, else their own."""
+    return jnp.float32 if x.dtype == jnp.bfloat16 else x.dtype
+
+
 def _join_examples(p, arrays, axes, **static):
     size = next(x.shape[a] for x, a in zip(arrays, axes, strict=True) if a is not None)
     repeat = lambda x: jnp.broadcast_to(x[None], (size, *x.shape))

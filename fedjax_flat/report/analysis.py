@@ -48,7 +48,7 @@ def loss_of(
         if client is None:
             raise errors.UsageError("split own is the data of one client: say which, --client K.")
         return curvature.of_client(
-            built.task, built.data, client, stats=stats, precision=precision
+            built.task, built.data_of([client]), client, stats=stats, precision=precision
         )
     errors.at_least("--examples", examples, 0)
     return curvature.of_examples(

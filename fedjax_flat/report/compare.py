@@ -1,7 +1,9 @@
 """Runs side by side: the score over the last rounds, and what it took to reach the first run's.
 
 Rounds to a target score and the communication until then are those of the FedGloSS paper's table
-of costs: the target is the first run's score, and B what that run sent in all its rounds.
+of costs: the target is the first run's score unless one is given, and B what that run sent in all
+its rounds. With `smooth`, the curves are first smoothed as Mora (2023) does, s_t = 0.9 s_{t-1} +
+0.1 a_t.
 """
 
 import pathlib
@@ -13,20 +15,31 @@ from fedjax_flat.run import metrics
 from fedjax_flat.run.run_folder import RunFolder
 
 
-def compare(runs: list[str], figure: str | None = None, split: str = "test") -> str:
+def compare(
+    runs: list[str],
+    figure: str | None = None,
+    split: str = "test",
+    *,
+    target: float | None = None,
+    smooth: float = 0.0,
+) -> str:
     """A table of run folders on a split; the curves too, if `figure` names a file."""
+    errors.below_one("--smooth", smooth)
     records = {run: _read(run, split) for run in runs}
     window = {run: RunFolder(run).config().eval.window for run in runs}
     first = runs[0]
     model = "personal" if split == "own" else "global"
-    target, _, _ = metrics.window_mean(records[first], window[first], split=split, model=model)
+    if target is None:
+        target, _, _ = metrics.window_mean(records[first], window[first], split=split, model=model)
     whole = metrics.bytes_until(records[first])
     rows = []
     for run, found in records.items():
         models = dict.fromkeys(r["model"] for r in found if r["split"] == split)
         for model in models:
             mean, deviation, _ = metrics.window_mean(found, window[run], split=split, model=model)
-            reached = metrics.rounds_to(found, target, split=split, model=model)
+            reached = metrics.rounds_to(
+                found, target, smooth=smooth, split=split, model=model
+            )
             spent = metrics.bytes_until(found, reached) / whole if reached is not None else None
             rows.append(
                 [

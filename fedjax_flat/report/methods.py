@@ -25,7 +25,7 @@ def describe(name: str) -> dict[str, Any]:
         built = experiment.build(config)
     state = jax.eval_shape(built.init)
     model = _floats(built.algorithm.models(state.server)["global"])
-    sent = traffic(built.algorithm, state, built.data)
+    sent = traffic(built.algorithm, state, built.data_of([0]))
     ascends = method.sharpness in ("sam", "asam")
     gradients = method.gradients * (GRADIENTS_OF_SAM if ascends else 1)
     return {

@@ -60,9 +60,17 @@ class Checkpoints:
             force=True,
         )
 
-    def restore(self, like: Any) -> tuple[int, Any] | None:
-        """(round, state) of the newest sound checkpoint; None when there is none at all."""
+    def restore(self, like: Any, round: int | None = None) -> tuple[int, Any] | None:
+        """(round, state) of the newest sound checkpoint, or of `round`; None when there is none."""
         newest_first = self.rounds[::-1]
+        if round is not None:
+            if round not in newest_first:
+                kept = ", ".join(map(str, newest_first[::-1])) or "none"
+                raise errors.UsageError(
+                    f"{self._folder} has no checkpoint of round {round}; it has {kept}. More are "
+                    "kept with --config.checkpoint.keep."
+                )
+            newest_first = [round]
         for round in newest_first:
             try:
                 return round, self._read(round, like)

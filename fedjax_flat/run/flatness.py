@@ -28,7 +28,9 @@ def records(built: experiment.Experiment, state: TrainState, done: int) -> Itera
         found = measure(whole(model), model.params)
         yield {"round": done, "split": "train", "model": name, **found}
     for client, model in client_models(built, state, chosen_clients(built, settings.clients)):
-        own = curvature.of_client(built.task, built.data, client, stats=model.stats)
+        own = curvature.of_client(
+            built.task, built.data_of([client]), client, stats=model.stats
+        )
         for split, loss in (("own", own), ("train", whole(model))):
             found = measure(loss, model.params)
             yield {"round": done, "split": split, "model": f"client {client}", **found}
@@ -65,7 +67,9 @@ def client_models(
             raise errors.UsageError(
                 f"client {client}: expected 0 to {built.data.num_clients - 1}."
             )
-        stacked = built.local_models(state, built.data, jnp.array([client], jnp.int32))
+        stacked = built.local_models(
+            state, built.data_of([client]), jnp.array([client], jnp.int32)
+        )
         if not jax.tree.leaves(stacked):
             raise errors.UsageError(
                 f"{built.config.algorithm.name} trains no local models, so clients have no "

@@ -5,6 +5,7 @@ import dataclasses
 import logging
 import os
 import time
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -13,8 +14,10 @@ import numpy as np
 import tqdm
 
 from fedjax_flat import debug, errors, experiment, memory
+from fedjax_flat.data import FederatedData, HostData
+from fedjax_flat.engine.feed import Feed
 from fedjax_flat.engine.round import RoundInfo, Traffic, TrainState, many_rounds, traffic
-from fedjax_flat.run import distributed, flatness, metrics
+from fedjax_flat.run import distributed, evaluation, flatness, metrics
 from fedjax_flat.run.checkpoint import Checkpoints, with_keys, without_keys
 from fedjax_flat.run.interrupt import stop_request
 from fedjax_flat.run.run_folder import RunFolder
@@ -91,6 +94,7 @@ class _Files:
     ):
         self.built, self.primary = built, distributed.is_primary()
         self.writer: metrics.Writer | None = None
+        self.client_writer: metrics.Writer | None = None
         self.checkpoints: Checkpoints | None = None
         if self.primary:
             self.folder = RunFolder(run)
@@ -120,14 +124,24 @@ class _Files:
             self.writer = metrics.Writer(
                 self.folder.metrics_file, after_round=start or -1, tensorboard=config.tensorboard
             )
+            if config.eval.clients or self.built.evaluate_personal:
+                self.client_writer = metrics.Writer(
+                    self.folder.clients_file, after_round=start or -1
+                )
 
     def write(self, record: dict[str, Any]) -> None:
         if self.writer:
             self.writer.write(record)
 
+    def write_clients(self, record: dict[str, Any]) -> None:
+        if self.client_writer:
+            self.client_writer.write(record)
+
     def save(self, done: int, state: TrainState) -> None:
         if self.writer and self.checkpoints:
             self.writer.flush()
+            if self.client_writer:
+                self.client_writer.flush()
             self.checkpoints.save(done, state)
 
     @property
@@ -135,8 +149,9 @@ class _Files:
         return self.checkpoints.rounds if self.checkpoints else []
 
     def close(self) -> None:
-        if self.writer:
-            self.writer.close()
+        for writer in (self.writer, self.client_writer):
+            if writer:
+                writer.close()
         if self.checkpoints:
             self.checkpoints.close()
             self.lock.close()
@@ -145,12 +160,24 @@ class _Files:
 class _Loop:
     def __init__(self, built: experiment.Experiment, files: _Files, bar):
         self.built, self.config, self.files, self.bar = built, built.config, files, bar
-        rounds = many_rounds(built.step, self.config.rounds_per_dispatch)
-        self.dispatch = jax.jit(rounds, donate_argnums=0)
+        on_host = isinstance(built.data, HostData)  # each round brings its examples along
+        self.most = 1 if on_host else self.config.rounds_per_dispatch
+        self.dispatch = jax.jit(many_rounds(built.step, self.most), donate_argnums=0)
 
     def run(self, state: TrainState, start: int, stop) -> tuple[TrainState, int | None]:
+        built = self.built
+        if not isinstance(built.data, HostData):
+            data = built.data
+            return self.rounds(state, start, stop, lambda done: data)
+        feed = Feed(built.data, built.cohort_of, state.key, built.over.replicate)
+        with contextlib.closing(feed):
+            return self.rounds(state, start, stop, feed.of_round)
+
+    def rounds(
+        self, state: TrainState, start: int, stop, data_of: Callable[[int], FederatedData]
+    ) -> tuple[TrainState, int | None]:
         config = self.config
-        sent = traffic(self.built.algorithm, state, self.built.data)
+        sent = traffic(self.built.algorithm, state, self.built.data_of([0]))
         done, batch, signal = start, 1, 0
         if done == 0:
             self.evaluate(state, done)
@@ -163,9 +190,10 @@ class _Loop:
                 break
             began = time.perf_counter()
             count = self.built.over.replicate(jax.device_put(np.int32(n)))
+            data = data_of(done)
             # Nothing may travel between host and device in here; op by op, constants would.
             with jax.transfer_guard("allow" if config.debug else "disallow"):
-                state, infos = self.dispatch(state, self.built.data, count)
+                state, infos = self.dispatch(state, data, count)
             infos = jax.tree.map(lambda x, n=n: np.asarray(x)[:n], jax.device_get(infos))
             seconds = time.perf_counter() - began
             self.check_finite(infos, done)
@@ -178,7 +206,7 @@ class _Loop:
             self.measure_curvature(state, done)
             if done % config.checkpoint.every == 0 or done == config.rounds:
                 self.files.save(done, state)
-            batch = max(1, min(config.rounds_per_dispatch, int(DISPATCH_SECONDS * n / seconds)))
+            batch = max(1, min(self.most, int(DISPATCH_SECONDS * n / seconds)))
         self.files.save(done, state)
         return state, signal or None
 
@@ -197,21 +225,11 @@ class _Loop:
         return done % config.eval.every == 0 or done > config.rounds - config.eval.window
 
     def evaluate(self, state: TrainState, done: int) -> None:
-        built = self.built
-        for model, variables in built.models(state).items():
-            for split, examples in built.splits.items():
-                report = self.report(built.task.means(built.evaluate(variables, examples)))
-                self.files.write({"round": done, "split": split, "model": model, **report})
-        if built.evaluate_personal:  # over all clients' examples, each by its own model
-            sums = built.evaluate_personal(state.server, state.clients, built.data)
-            report = self.report(built.task.means(jax.tree.map(lambda x: x.sum(0), sums)))
-            self.files.write({"round": done, "split": "own", "model": "personal", **report})
-
-    def report(self, means: dict[str, Any]) -> dict[str, float]:
-        """Loss and score first, then what else the task reports."""
-        first = ("loss", self.built.task.score)
-        names = [*first, *(name for name in means if name not in first)]
-        return {name: float(means[name]) for name in names}
+        for found in evaluation.of_splits(self.built, state, done):
+            self.files.write(found)
+        for found, each in evaluation.of_clients(self.built, state, done):
+            self.files.write(found)
+            self.files.write_clients(each)
 
     def measure_curvature(self, state: TrainState, done: int) -> None:
         every = self.config.curvature.every
@@ -226,7 +244,9 @@ class _Loop:
             self.files.write(
                 {
                     "round": done + i + 1, "split": "cohort", "model": "local",
-                    **self.report({name: v[i] for name, v in infos.report.items()}),
+                    **evaluation.ordered(
+                        self.built.task, {name: v[i] for name, v in infos.report.items()}
+                    ),
                     "drift": float(infos.drift[i]), "norm": float(infos.norm[i]),
                     "clients": clients, "examples": int(infos.examples[i]),
                     "examples_per_s": speed, "bytes_down": clients * sent.down // 8,

@@ -111,10 +111,18 @@ def window_mean(records, window: int, **selection) -> tuple[float, float, int]:
     return float(last.mean()), float(last.std()), len(last)
 
 
-def rounds_to(records, target: float, **selection) -> int | None:
+def smoothed(values, decay: float):
+    """s_0 = a_0, s_t = decay s_{t-1} + (1 - decay) a_t; decay 0 changes nothing."""
+    out: list[float] = []
+    for a in values:
+        out.append(decay * out[-1] + (1 - decay) * a if out else a)
+    return np.array(out)
+
+
+def rounds_to(records, target: float, *, smooth: float = 0.0, **selection) -> int | None:
     """The first evaluated round with at least the `target` score; None if there is none."""
     rounds, values = curve(records, **selection)
-    reached = rounds[values >= target]
+    reached = rounds[smoothed(values, smooth) >= target]
     return int(reached[0]) if len(reached) else None
 
 

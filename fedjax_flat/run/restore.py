@@ -38,8 +38,13 @@ class TrainedRun(NamedTuple):
         return jax.tree.map(lambda x: x[client], rows)
 
 
-def load_run(run: str | os.PathLike, data_dir: str | os.PathLike | None = None) -> TrainedRun:
-    """Builds the experiment of a run folder and restores its newest checkpoint."""
+def load_run(
+    run: str | os.PathLike,
+    data_dir: str | os.PathLike | None = None,
+    *,
+    round: int | None = None,
+) -> TrainedRun:
+    """Builds the experiment of a run folder and restores a checkpoint: the newest, or `round`'s."""
     folder = RunFolder(run)
     config = folder.config()
     folder.check_imports(config, warn=True)
@@ -47,7 +52,7 @@ def load_run(run: str | os.PathLike, data_dir: str | os.PathLike | None = None) 
     restored = None
     if folder.checkpoints.is_dir():
         checkpoints = Checkpoints(folder.checkpoints)
-        restored = checkpoints.restore(built.init())
+        restored = checkpoints.restore(built.init(), round)
         checkpoints.close()
     if restored is None:
         raise errors.UsageError(

@@ -5,6 +5,7 @@
     partition.npz      who owned which example, with a content hash
     imports/           users' files that registered what the config names, as they were
     metrics.jsonl      one object per record
+    clients.jsonl      each client's score, loss and output norm, where models met clients' examples
     checkpoints/       the whole state at the newest rounds
     figures/           pictures
 """
@@ -44,6 +45,7 @@ class RunFolder:
         self.path = pathlib.Path(path)
         self.config_file = self.path / "config.json"
         self.metrics_file = self.path / "metrics.jsonl"
+        self.clients_file = self.path / "clients.jsonl"
         self.checkpoints = self.path / "checkpoints"
         self.figures = self.path / "figures"
         self.imports = self.path / "imports"

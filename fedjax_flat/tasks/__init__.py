@@ -4,18 +4,22 @@ from fedjax_flat.registry import Entry, Registry, entry
 from fedjax_flat.settings import Setting
 from fedjax_flat.tasks.base import Sums, Task, count, masked_sum, of_network
 from fedjax_flat.tasks.classification import classification, cross_entropy
+from fedjax_flat.tasks.language import language
 from fedjax_flat.tasks.regression import regression
 from fedjax_flat.tasks.segmentation import segmentation
 
 # make(model, preprocess, dataset, **settings) -> Task
 TASKS: Registry[Entry] = Registry("task")
 TASKS.add("classification", entry(classification))
+TASKS.add("language", entry(language, {
+    "padding": Setting(0, "the token that counts nowhere"),
+}))
 TASKS.add("regression", entry(regression))
 TASKS.add("segmentation", entry(segmentation, {
     "ignored": Setting(255, "the label of pixels that count nowhere"),
 }))
 
 __all__ = [
-    "TASKS", "Sums", "Task", "classification", "count", "cross_entropy", "masked_sum", "of_network",
-    "regression", "segmentation",
+    "TASKS", "Sums", "Task", "classification", "count", "cross_entropy", "language", "masked_sum",
+    "of_network", "regression", "segmentation",
 ]

@@ -21,8 +21,8 @@ def segmentation(
     """Cross-entropy per pixel that is not `ignored`; mIoU and pixel accuracy."""
     if preprocess.mixes_labels or preprocess.moves_pixels:
         raise errors.UsageError(
-            "segmentation with crop, flip or mixup of images alone: labels would not follow. "
-            "Leave data.crop_padding, data.flip and data.mixup at 0."
+            "segmentation with crop, rotation, flip or mixup of images alone: labels would not "
+            "follow. Leave data.crop_padding, resized_crop, rotation, flip and mixup at 0."
         )
     classes = dataset.num_classes
 

@@ -6,8 +6,14 @@ Importing this package fills `SOURCES`.
 from fedjax_flat.data.sources import arrays as _arrays  # noqa: F401
 from fedjax_flat.data.sources import celeba as _celeba  # noqa: F401
 from fedjax_flat.data.sources import cifar as _cifar  # noqa: F401
+from fedjax_flat.data.sources import femnist as _femnist  # noqa: F401
+from fedjax_flat.data.sources import heart as _heart  # noqa: F401
 from fedjax_flat.data.sources import images as _images  # noqa: F401
 from fedjax_flat.data.sources import landmarks as _landmarks  # noqa: F401
+from fedjax_flat.data.sources import mnist as _mnist  # noqa: F401
+from fedjax_flat.data.sources import omniglot as _omniglot  # noqa: F401
+from fedjax_flat.data.sources import shakespeare as _shakespeare  # noqa: F401
+from fedjax_flat.data.sources import stackoverflow as _stackoverflow  # noqa: F401
 from fedjax_flat.data.sources import tfds as _tfds  # noqa: F401
 from fedjax_flat.data.sources.base import (
     DATA_VARIABLE,

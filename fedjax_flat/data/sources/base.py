@@ -172,6 +172,16 @@ def numbered(values: Any) -> tuple[tuple[str, ...], np.ndarray]:
     return tuple(map(str, names.tolist())), numbers.reshape(-1).astype(np.int32)
 
 
+def drawn_anew(train: Examples, test: Examples, share: float) -> tuple[Examples, Examples]:
+    """(train, test) of both together, `share` of them in test, at random but always alike."""
+    joined = jax.tree.map(lambda a, b: np.concatenate([a, b]), train, test)
+    count = count_of(joined)
+    order = np.random.default_rng([0, 6]).permutation(count)
+    cut = round((1 - share) * count)
+    parts = np.sort(order[:cut]), np.sort(order[cut:])
+    return tuple(jax.tree.map(lambda x, i=i: x[i], joined) for i in parts)  # type: ignore[return-value]
+
+
 def check_labels(dataset: Dataset, ignored: int | None = None) -> None:
     """Refuses a class outside 0 .. num_classes - 1, and says which and where."""
     for split in ("train", "test"):

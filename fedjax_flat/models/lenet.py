@@ -1,0 +1,29 @@
+"""A LeNet for greyscale images, for the MNIST study of FedSGD, SCAFFOLD and FedGH.
+
+That study prints no architecture for its "SimpleCNN", so this is LeNet-5 (LeCun et al., "Gradient-
+based learning applied to document recognition", 1998) as it is used today: conv 5x5 (6) - pool -
+conv 5x5 (16) - pool - 120 - 84 - classes, with ReLU and max pooling in place of tanh and trainable
+sub-sampling, and the first convolution padded, so that 28x28 becomes LeNet-5's own 28x28 maps:
+61,706 parameters for 10 classes and one channel.
+"""
+
+import flax.linen as nn
+import jax
+
+from fedjax_flat.models.layers import Conv, Dense
+
+
+class LeNet(nn.Module):
+    """LeNet-5 with ReLU and max pooling, for 28x28 greyscale; larger images and colour work too."""
+
+    num_classes: int
+
+    @nn.compact
+    def __call__(self, x: jax.Array, *, train: bool = False) -> jax.Array:
+        del train
+        x = nn.relu(Conv(6, (5, 5), padding="SAME", pool=2)(x))
+        x = nn.relu(Conv(16, (5, 5), pool=2)(x))
+        x = x.reshape(x.shape[0], -1)
+        for width in (120, 84):
+            x = nn.relu(Dense(width)(x))
+        return Dense(self.num_classes, name="classifier")(x)

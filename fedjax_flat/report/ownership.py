@@ -1,0 +1,143 @@
+"""Who owns what: a partition in numbers and pictures.
+
+Class counts per client as a heat map, or as the papers' bubbles where there are few clients;
+classes and examples per client; the mean Jaccard index of the clients' class sets (Fanì 2025,
+section 3); and some examples of some clients.
+"""
+
+import pathlib
+import time
+from typing import Any
+
+import ml_collections
+import numpy as np
+
+from fedjax_flat import data as data_lib
+from fedjax_flat import errors, experiment
+from fedjax_flat.data import Dataset, Partition
+from fedjax_flat.experiment import config as config_lib
+from fedjax_flat.report import pictures, tables
+
+BUBBLES = 30  # clients, up to which counts are drawn as bubbles
+SHOWN = 8  # clients, and examples of each, in the picture of examples
+
+
+def ownership(
+    config: ml_collections.ConfigDict,
+    out: str,
+    data_dir: str | None = None,
+    *,
+    natural: bool = False,
+) -> str:
+    """A table of the data and the clients of a config, and figures in folder `out`.
+
+    With `natural`, data that have clients of their own are shown with these.
+    """
+    config_lib.validate(config)
+    source = data_lib.SOURCES.find(config.data.name)
+    options = config_lib.options_of(config, "data", source)
+    dataset = data_lib.load(config.data.name, data_dir, **options)
+    if natural and dataset.owners is not None:
+        config = config_lib.from_flat({"data.name": config.data.name, "partition.name": "natural"})
+    began = time.perf_counter()
+    partition = experiment.build_partition(config, dataset, data_dir)
+    seconds = time.perf_counter() - began
+    rows: list[tuple[str, Any]] = [
+        ("train examples", data_lib.count_of(dataset.train)),
+        ("test examples", data_lib.count_of(dataset.test)),
+        ("of one example", _shape(dataset)),
+        ("classes", dataset.num_classes or "-"),
+        ("partition", f"{config.partition.name}, made in {seconds:.2f} s"),
+        ("clients", partition.num_clients),
+        ("examples owned", int(partition.sizes.sum())),
+        ("examples per client", _spread(partition.sizes)),
+    ]
+    folder = pathlib.Path(out)
+    folder.mkdir(parents=True, exist_ok=True)
+    made = []
+    counts = class_counts(dataset, partition)
+    if counts is not None:
+        rows += [
+            ("classes per client", _spread((counts > 0).sum(1))),
+            ("clients per class", _spread((counts > 0).sum(0))),
+            ("mean Jaccard index", f"{data_lib.mean_jaccard(partition, dataset.train.labels):.4f}"),
+        ]
+        made.append(draw_counts(counts, dataset, folder / "ownership.png"))
+    if (shown := draw_examples(dataset, partition, folder / "examples.png")) is not None:
+        made.append(shown)
+    text = tables.table(["", config.data.name], [[a, str(b)] for a, b in rows], left=(0, 1))
+    return "\n".join([text, *(f"figure: {path}" for path in made)])
+
+
+def class_counts(dataset: Dataset, partition: Partition) -> np.ndarray | None:
+    """Examples of each class that each client has; None where labels are no single classes."""
+    labels = dataset.train.labels
+    if dataset.task != "classification" or np.ndim(labels) != 1:
+        return None
+    return data_lib.class_counts(partition, labels, dataset.num_classes)
+
+
+def draw_counts(counts: np.ndarray, dataset: Dataset, path: pathlib.Path) -> pathlib.Path:
+    """Clients across, classes down; sizes and numbers of classes beside it."""
+    figure, axes = pictures.new_figure(1, 3, (12, 3.8))
+    clients, classes = counts.shape
+    if clients <= BUBBLES:
+        k, c = np.nonzero(counts)
+        area = 220 * counts[k, c] / counts.max()
+        axes[0].scatter(k, c, s=area, c=c, cmap="tab20" if classes > 10 else "tab10")
+        axes[0].set(xlim=(-1, clients), ylim=(classes, -1))
+    else:
+        image = axes[0].imshow(counts.T, aspect="auto", interpolation="nearest", cmap="viridis")
+        figure.colorbar(image, ax=axes[0], label="examples")
+    axes[0].set(xlabel="client", ylabel="class")
+    if dataset.classes and classes <= 20:
+        axes[0].set_yticks(range(classes), dataset.classes, fontsize=7)
+    held = (counts > 0).sum(1)
+    axes[1].hist(held, bins=np.arange(held.min(), held.max() + 2) - 0.5)
+    axes[1].set(xlabel="classes per client", ylabel="clients")
+    axes[1].set_title(f"mean {held.mean():.2f}", fontsize=10)
+    sizes = counts.sum(1)
+    step = max(1, int(np.ptp(sizes)) // 40)
+    axes[2].hist(sizes, bins=np.arange(sizes.min(), sizes.max() + step + 1, step) - 0.5)
+    axes[2].xaxis.get_major_locator().set_params(integer=True)
+    axes[2].set(xlabel="examples per client", ylabel="clients")
+    axes[2].set_title(f"mean {sizes.mean():.1f}", fontsize=10)
+    return pictures.save(figure, path)
+
+
+def draw_examples(
+    dataset: Dataset, partition: Partition, path: pathlib.Path
+) -> pathlib.Path | None:
+    """Some examples of some clients, a row each; None where examples are no images."""
+    shape = dataset.input_shape
+    if not isinstance(shape, tuple) or len(shape) != 3 or shape[-1] not in (1, 3):
+        return None
+    present = np.flatnonzero(partition.sizes)
+    chosen = present[np.linspace(0, len(present) - 1, min(SHOWN, len(present))).astype(int)]
+    figure, axes = pictures.new_figure(len(chosen), 1, (8, 1.05 * len(chosen)))
+    for ax, k in zip(np.ravel(axes), chosen, strict=True):
+        own = partition.client(k)
+        own = own[np.linspace(0, len(own) - 1, min(SHOWN, len(own))).astype(int)]
+        images = np.asarray(dataset.train.inputs[own], np.float32) / dataset.max_value
+        strip = np.ones((shape[0], SHOWN * (shape[1] + 2), shape[2]), np.float32)
+        for i, image in enumerate(images):
+            left = i * (shape[1] + 2)
+            strip[:, left : left + shape[1]] = image
+        ax.imshow(np.clip(strip.squeeze(), 0, 1), cmap="gray", vmin=0, vmax=1)
+        ax.spines[:].set_visible(False)
+        ax.set_xticks([])
+        ax.set_yticks([])
+        name = dataset.clients[k] if len(dataset.clients) == partition.num_clients else str(k)
+        ax.set_ylabel(name[:14], rotation=0, ha="right", va="center", fontsize=8)
+    return pictures.save(figure, path)
+
+
+def _shape(dataset: Dataset) -> str:
+    shape = dataset.input_shape
+    return "x".join(map(str, shape)) if isinstance(shape, tuple) else str(shape)
+
+
+def _spread(values: np.ndarray) -> str:
+    if not len(values):
+        raise errors.UsageError("a partition without a client: there is nothing to show.")
+    return f"{values.min()} / {values.mean():.2f} / {values.max()} (min / mean / max)"
