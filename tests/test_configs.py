@@ -138,3 +138,41 @@ def test_every_row_of_the_fedgloss_tables(name, data):
 def test_hyper_parameters_of_table_a5(options, expected):
     flat = config_lib.flatten(fedgloss(options))
     assert {name: flat[name] for name in expected} == expected
+
+
+mnist = runpy.run_path(str(FOLDER / "mnist.py"))
+wima = runpy.run_path(str(FOLDER / "wima.py"))
+
+
+@pytest.mark.parametrize("method", mnist["METHODS"])
+@pytest.mark.parametrize("alpha", mnist["ALPHAS"])
+def test_every_cell_of_the_mnist_study(method, alpha):
+    c = mnist["get_config"](f"{method},alpha={alpha}")
+    config_lib.validate(c)
+    assert c.cohort.size == c.partition.clients == (10 if alpha == 0 else 5)
+    assert c.data.test_share == 0.2
+    if method not in ("fedsgd", "scaffold"):
+        assert (c.client.optimizer, c.client.learning_rate, c.rounds) == ("adam", 0.001, 3)
+
+
+@pytest.mark.parametrize("data", wima["RECIPES"])
+@pytest.mark.parametrize("method", wima["METHODS"])
+def test_every_row_of_the_wima_tables(data, method):
+    c = wima["get_config"](f"{data},method={method}")
+    config_lib.validate(c)
+    assert c.server.wima.window == (370 if data == "landmarks" else 100)
+    assert c.cohort.size == (100 if data == "pam" else 10)
+
+
+@pytest.mark.parametrize(
+    ("make", "options", "sentence"),
+    [
+        (mnist, "fedavg,alpha=3", "alpha = 3: the document has 2, 0.8, 0.5, 0.1, 0"),
+        (mnist, "fedadam", "method = 'fedadam': expected one of fedsgd"),
+        (wima, "mnist", "data = 'mnist': expected one of cifar10"),
+        (wima, "cifar10,method=fedsam", "method = 'fedsam': expected one of fedavg"),
+    ],
+)
+def test_wrong_options_of_the_new_files(make, options, sentence):
+    with pytest.raises(ff.UsageError, match=sentence):
+        make["get_config"](options)

@@ -1,5 +1,7 @@
 """Networks: sizes, PyTorch's initialisation, and errors."""
 
+from typing import ClassVar
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -8,18 +10,74 @@ import pytest
 
 import fedjax_flat as ff
 from fedjax_flat import models
+from fedjax_flat.models import mobile, resnet
+
+COLOUR, GREY = (32, 32, 3), (28, 28, 1)
+TOKENS = jax.ShapeDtypeStruct((1, 5), jnp.int32)
+EXTRACTOR = 1280 * 10 + 10  # less than this, which is the classifier's
+LSTM = lambda inputs, width: 4 * width * (inputs + width + 2)  # weights, weights, two biases
+
+
+def shapes(name, classes=10, inputs=COLOUR, **options):
+    model = models.build(name, num_classes=classes, inputs=inputs, **options)
+    return jax.eval_shape(model.init, jax.random.key(0))
 
 
 @pytest.mark.parametrize(
-    ("name", "classes", "expected"),
+    ("name", "classes", "inputs", "options", "expected"),
     [
-        ("cnn", 10, 797_962), ("cnn", 100, 815_332),
-        ("resnet18", 10, 11_173_962), ("resnet18", 100, 11_220_132),
+        ("cnn", 10, COLOUR, {}, 797_962),
+        ("cnn", 100, COLOUR, {}, 815_332),
+        ("lenet", 10, GREY, {}, 156 + 2_416 + 48_120 + 10_164 + 850),
+        ("femnist_cnn", 62, GREY, {}, 1_690_046),
+        ("femnist_cnn", 10, GREY, {"variant": "mcmahan"}, 1_663_370),
+        ("femnist_cnn", 62, GREY, {"variant": "fedseq"}, 320 + 18_496 + 1_179_776 + 7_998),
+        ("resnet18", 10, COLOUR, {}, 11_173_962),
+        ("resnet18", 100, COLOUR, {}, 11_220_132),
+        ("resnet18", 100, COLOUR, {"norm": "batch"}, 11_220_132),
+        # stem, then 9 c^2 + 2 c per convolution, half of it for the first of a stage
+        ("resnet20", 10, COLOUR, {}, 9 * 3 * 16 + 32 + 6 * (2304 + 32) + 4608 + 5 * 9216 + 6 * 64
+         + 18432 + 5 * 36864 + 6 * 128 + 650),
+        ("resnet20", 100, COLOUR, {"norm": "batch"}, 275_572),
+        ("mobilenetv2", 10, COLOUR, {}, 2_223_872 + EXTRACTOR),
+        ("mobilenetv2", 10, COLOUR, {"norm": "batch"}, 2_223_872 + EXTRACTOR),
+        # one bias per channel, 17,056 of them, in place of two parameters
+        ("mobilenetv2", 10, COLOUR, {"norm": "none"}, 2_223_872 - 17_056 + EXTRACTOR),
+        ("efficientnet_lite0", 1000, COLOUR, {}, 4_652_008),
+        ("efficientnet_lite0", 1000, COLOUR, {"norm": "group"}, 4_652_008),
+        ("shakespeare_lstm", 90, TOKENS, {}, 90 * 8 + LSTM(8, 100) + LSTM(100, 100) + 9_090),
+        ("stackoverflow_lstm", 10_004, TOKENS, {},
+         10_004 * 96 + LSTM(96, 670) + 671 * 96 + 97 * 10_004),
+        ("stackoverflow_lstm", 10_004, TOKENS, {}, 4_050_748 + 4 * 670),  # Keras has one bias
     ],
 )
-def test_models_have_the_papers_number_of_parameters(name, classes, expected):
-    model = models.build(name, num_classes=classes, inputs=(32, 32, 3))
-    assert models.num_parameters(jax.eval_shape(model.init, jax.random.key(0))) == expected
+def test_models_have_the_papers_number_of_parameters(name, classes, inputs, options, expected):
+    assert models.num_parameters(shapes(name, classes, inputs, **options).params) == expected
+
+
+# The smallest inputs that a registered model reads; images of 8x8x1 unless it stands here.
+SMALLEST = {
+    "cnn": (16, 16, 3), "lenet": GREY, "femnist_cnn": GREY, "shakespeare_lstm": TOKENS,
+    "stackoverflow_lstm": TOKENS,
+}
+
+
+@pytest.mark.parametrize("name", sorted(models.MODELS))
+def test_every_model_has_a_classifier_that_reads_its_features(name):
+    inputs = SMALLEST.get(name, (8, 8, 1))
+    model = models.build(name, num_classes=7, inputs=inputs)
+    variables = shapes(name, 7, inputs)
+    one = inputs if isinstance(inputs, jax.ShapeDtypeStruct) else jnp.zeros((1, *inputs))
+    batch = jax.ShapeDtypeStruct((3, *one.shape[1:]), one.dtype)
+    outputs = jax.eval_shape(
+        lambda v, x: model.apply(v, x, jax.random.key(0), jnp.ones(3, bool)), variables, batch
+    )
+    units = batch.shape[:2] if batch.dtype == jnp.int32 else batch.shape[:1]
+    assert outputs.logits.shape == (*units, 7)
+    width = variables.params["classifier"]["kernel"].shape[0]
+    assert outputs.features.shape == (*units, width)
+    assert jax.tree.structure(outputs.stats) == jax.tree.structure(variables.stats)
+    assert models.MODELS[name].doc.endswith(".")
 
 
 def test_initialisation_is_pytorchs():
@@ -105,6 +163,85 @@ def test_resnet_equals_plain_flax():
     )
 
 
+def test_shortcuts_without_parameters():
+    """Of ResNet-20: every second pixel, and zeros on both sides of the channels."""
+    block = resnet.Block("group", 2, 4, 2, "pad")
+    x = jax.random.normal(jax.random.key(0), (2, 6, 6, 2))
+    params = block.init(jax.random.key(1), x, train=False, mask=None)["params"]
+    assert set(params) == {"Conv_0", "Conv_1", "GroupNorm_0", "GroupNorm_1"}
+    silent = jax.tree.map(jnp.zeros_like, params)
+    out = block.apply({"params": silent}, x, train=False, mask=None)
+    expected = np.zeros((2, 3, 3, 4), np.float32)
+    expected[..., 1:3] = np.maximum(x[:, ::2, ::2], 0)
+    np.testing.assert_array_equal(out, expected)
+
+
+class Small(mobile.MobileNetV2):
+    """The same network with two blocks, which compile quickly."""
+
+    stages: ClassVar = (mobile.Stage(1, 8, 1, 1), mobile.Stage(2, 8, 1, 2, 5))
+
+
+@pytest.mark.parametrize("network", [models.ResNet20, Small])
+def test_padding_counts_in_no_statistic(network):
+    """Two images and a masked third of anything train as the two alone do."""
+    model = models.from_linen(network(num_classes=3, norm="batch"), (9, 9, 3))
+    variables = jax.jit(model.init)(jax.random.key(0))
+    images = jax.random.normal(jax.random.key(1), (3, 9, 9, 3))
+    train = jax.jit(lambda x, mask: model.apply(variables, x, jax.random.key(2), mask))
+    mask = jnp.array([True, True, False])
+    padded, other = train(images, mask), train(images.at[2].set(9.0), mask)
+    for a, b in zip(jax.tree.leaves(padded.stats), jax.tree.leaves(other.stats), strict=True):
+        np.testing.assert_array_equal(a, b)
+    np.testing.assert_array_equal(padded.logits[:2], other.logits[:2])
+    whole = train(images, jnp.ones(3, bool))
+    assert np.abs(whole.logits[:2] - padded.logits[:2]).max() > 1e-3
+    moved = jax.tree.map(lambda a, b: np.abs(a - b).max(), padded.stats, variables.stats)
+    assert min(jax.tree.leaves(moved)) > 0
+
+
+def test_inverted_residual_equals_plain_flax():
+    """The same parameters in flax's layers, with a stride and without; ReLU6 cuts."""
+    norm = mobile.Norm("group", 2, 1e-3)
+
+    def plain(p, x, features, stride):
+        def layer(p, x, kernel, stride=1, groups=1):
+            width = p["Conv_0"]["kernel"].shape[-1]
+            conv = nn.Conv(width, (kernel, kernel), stride, "SAME", use_bias=False,
+                           feature_group_count=groups)
+            x = conv.apply({"params": p["Conv_0"]}, x)
+            return nn.GroupNorm(2, epsilon=1e-3).apply({"params": p["GroupNorm_0"]}, x)
+
+        y = jnp.clip(layer(p["expand"], x, 1), 0, 6)
+        y = jnp.clip(layer(p["dw"], y, 5, stride, y.shape[-1]), 0, 6)
+        y = layer(p["project"], y, 1)
+        return x + y if (features, stride) == (x.shape[-1], 1) else y
+
+    x = jax.random.normal(jax.random.key(0), (2, 7, 6, 4))
+    for features, stride in ((4, 1), (6, 2)):
+        block = mobile.Inverted(norm, 3, features, 5, stride)
+        params = jax.jit(block.init, static_argnames="train")(
+            jax.random.key(1), x, train=False, mask=None
+        )["params"]
+        params = jax.tree.map(lambda p: 5 * p, params)
+        ours = block.apply({"params": params}, x, train=False, mask=None)
+        with jax.numpy_rank_promotion("allow"):
+            expected = plain(params, x, features, stride)
+        np.testing.assert_allclose(ours, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_dropout_before_the_classifier():
+    model = models.from_linen(Small(num_classes=3, norm="group", dropout=0.5), (9, 9, 3))
+    variables = jax.jit(model.init)(jax.random.key(0))
+    images = jax.random.normal(jax.random.key(1), (2, 9, 9, 3))
+    apply = jax.jit(model.apply)
+    still = np.asarray(apply(variables, images).features)
+    moving = np.asarray(apply(variables, images, jax.random.key(0)).features)
+    kept = moving != 0
+    assert 0.4 < kept.sum() / (still != 0).sum() < 0.6
+    np.testing.assert_allclose(moving[kept], 2 * still[kept], rtol=1e-5)
+
+
 def test_a_key_switches_training_mode_on():
     class Dropped(nn.Module):
         @nn.compact
@@ -138,10 +275,16 @@ def test_bfloat16_keeps_float32_parameters_gradients_and_logits(name):
 @pytest.mark.parametrize(
     ("name", "shape", "message"),
     [
-        ("resnet", (32, 32, 3), "unknown model 'resnet': expected one of cnn, mlp"),
+        ("resnet", (32, 32, 3), "unknown model 'resnet': expected one of cnn, eff"),
+        ("shakespeare_lstm", (80,), "tokens are float32; expected whole numbers"),
         ("cnn", (8, 8, 1), r"cannot read inputs of shape \(8, 8, 1\).*larger than the image"),
     ],
 )
 def test_wrong_inputs(name, shape, message):
     with pytest.raises(ff.UsageError, match=message):
         models.build(name, num_classes=10, inputs=shape)
+
+
+def test_bfloat16_is_refused_where_it_would_change_nothing():
+    with pytest.raises(ff.UsageError, match="would change nothing: ShakespeareLSTM reads whole"):
+        models.build("shakespeare_lstm", num_classes=9, inputs=TOKENS, precision="bfloat16")

@@ -4,7 +4,15 @@ import numpy as np
 import pytest
 
 import fedjax_flat as ff
-from fedjax_flat.data import Partition, dirichlet, iid, released, statistics
+from fedjax_flat.data import (
+    Partition,
+    class_counts,
+    dirichlet,
+    hold_out,
+    iid,
+    released,
+    statistics,
+)
 from fedjax_flat.data.sources import digits
 
 CIFAR10_LABELS = np.repeat(np.arange(10), 5000)
@@ -42,11 +50,64 @@ def test_every_example_has_one_owner(alpha, clients, size_sigma):
         (CIFAR100_LABELS, 1000, 93.0, 99.5),
     ],
 )
-def test_classes_per_client_as_released(labels, alpha, low, high):
+def test_classes_per_client_of_both_laws(labels, alpha, low, high):
     """A literal symmetric Dir(alpha) would give 2.9, 9.9, 66 and 97."""
-    stats = [statistics(dirichlet(labels, 100, alpha=alpha, seed=s), labels) for s in range(5)]
-    assert low < np.mean([s["mean_classes"] for s in stats]) < high
-    assert {s["min_size"] for s in stats} == {s["max_size"] for s in stats} == {500}
+    for counts in ("drawn", "rounded"):
+        stats = [statistics(dirichlet(labels, 100, alpha=alpha, seed=s, counts=counts), labels)
+                 for s in range(3)]
+        assert low < np.mean([s["mean_classes"] for s in stats]) < high
+        assert {s["min_size"] for s in stats} == {s["max_size"] for s in stats} == {500}
+
+
+# Of the released splits: least and mean number of classes per client, variance of the counts, and
+# how many of these are one to four. `test_released_splits` reads the same from the files.
+RELEASED = {
+    "cifar100_alpha_0.50": (2, 5.13, 1520.6, 152),
+    "cifar100_alpha_1000.00": (42, 98.82, 3.46, 3985),
+}
+
+
+def law_statistics(partition, labels):
+    counts = class_counts(partition, labels, labels.max() + 1)
+    classes = (counts > 0).sum(1)
+    few = ((counts > 0) & (counts < 5)).sum()
+    return classes.min(), classes.mean(), counts.var(), few
+
+
+@pytest.mark.parametrize(("alpha", "told_apart"), [(0.5, [1, 3]), (1000, [0, 1, 2, 3])])
+def test_the_law_of_the_released_splits_is_the_rounded_one(alpha, told_apart):
+    """Within three deviations over seeds; three and more from `drawn` where the laws differ."""
+    labels = CIFAR100_LABELS
+    target = np.array(RELEASED[f"cifar100_alpha_{alpha:.2f}"])
+    away = {}
+    for counts in ("rounded", "drawn"):
+        found = np.array([
+            law_statistics(dirichlet(labels, 100, alpha=alpha, seed=s, counts=counts), labels)
+            for s in range(24)
+        ])
+        away[counts] = np.abs(target - found.mean(0)) / found.std(0)
+    assert np.all(away["rounded"] < 3)
+    assert np.all(away["drawn"][told_apart] > 3)
+    assert away["drawn"][told_apart].mean() > 6
+
+
+def test_partitions_of_earlier_versions_stay_as_they_were():
+    """Run folders hold the hash of their clients; these are of the first version."""
+    first = {
+        "iid": iid(CIFAR10_LABELS, 100, seed=3),
+        "iid, sizes": iid(CIFAR10_LABELS, 7, seed=3, size_sigma=0.7),
+        "dirichlet": dirichlet(CIFAR10_LABELS, 100, alpha=0.1, seed=4),
+        "dirichlet, sizes": dirichlet(CIFAR10_LABELS, 13, alpha=1, seed=4, size_sigma=0.5),
+        "one class": dirichlet(CIFAR10_LABELS, 40, alpha=0, seed=1),
+    }
+    assert [p.content_hash[:16] for p in first.values()] == [
+        "62fa42032c42755e", "770d07f182c45bf3", "010f600da4f734e4", "841c7187aaf736a9",
+        "6394f4f0b8734497",
+    ]
+    kept = [hold_out(p, 0.2)[0].content_hash[:16] for p in first.values()]
+    assert kept == ["a14503647c61d04d", "567d2291cc596730", "608259a2d914474d", "6deb8ba7ec5f72b7",
+                    "a6cd7fd9637fd566"]
+    assert hold_out(first["iid"], 0.1, source="server", seed=2)[0].content_hash.startswith("d1206a")
 
 
 @pytest.mark.parametrize(("labels", "per_class"), [(CIFAR10_LABELS, 10), (CIFAR100_LABELS, 1)])
@@ -112,6 +173,14 @@ def test_save_and_load(tmp_path):
         (lambda: dirichlet(CIFAR10_LABELS, 10, alpha=-0.5, seed=0), "cannot be negative"),
         (lambda: dirichlet(CIFAR10_LABELS, 5, alpha=0, seed=0), "at least 10 clients"),
         (lambda: dirichlet(CIFAR10_LABELS, 50, alpha=0, seed=0, size_sigma=1.0), "size_sigma"),
+        (lambda: dirichlet(CIFAR10_LABELS, 50, alpha=0, seed=0, size_alpha=1.0), "size_alpha"),
+        (lambda: dirichlet(CIFAR10_LABELS, 50, alpha=0, seed=0, counts="rounded"), "to round"),
+        (lambda: dirichlet(CIFAR10_LABELS, 50, alpha=1, seed=0, counts="round"),
+         "Did you mean 'rounded'"),
+        (lambda: dirichlet([0.5, 1.0], 1, alpha=1, seed=0), "are no classes"),
+        (lambda: dirichlet([[0], [1]], 1, alpha=1, seed=0), "are no classes"),
+        (lambda: iid([0, 1], 1, seed=0, size_sigma=1.0, size_alpha=1.0), "two laws of sizes"),
+        (lambda: iid([0, 1], 1, seed=0, size_alpha=-1.0), "size_alpha = -1.0"),
         (lambda: iid([0, 1], 3, seed=0), "3 clients for 2 examples"),
         (lambda: iid([0, 1], 0, seed=0), "0 clients for 2 examples"),
         (lambda: iid([0, 1], 1, seed=0, size_sigma=-1.0), "size_sigma = -1.0"),
@@ -134,5 +203,8 @@ def test_released_splits(cifar_dir):
     assert statistics(partition, labels)["mean_classes"] == pytest.approx(1.32, abs=0.01)
     one_class = statistics(released(path, "cifar10_alpha_0.00"), labels)
     assert (one_class["min_classes"], one_class["max_classes"]) == (1, 1)
+    fine = ff.data.load("cifar100", cifar_dir).train.labels
+    for name, figures in RELEASED.items():
+        assert law_statistics(released(path, name), fine) == pytest.approx(figures, rel=2e-3)
     with pytest.raises(ff.UsageError, match=r"Did you mean 'cifar10_alpha_0.50'"):
         released(path, "cifar10_alpha_0.5")

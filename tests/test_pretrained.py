@@ -9,6 +9,7 @@ import pathlib
 import pickle
 import struct
 import zipfile
+from typing import ClassVar
 
 import jax
 import numpy as np
@@ -36,7 +37,7 @@ class Named:
 class Writer(pickle._Pickler):
     """Torch's pickles by hand: storages as persistent records, tensors as calls."""
 
-    dispatch = dict(pickle._Pickler.dispatch)
+    dispatch: ClassVar = dict(pickle._Pickler.dispatch)
 
     def save_named(self, value):
         self.write(pickle.GLOBAL + f"{value.module}\n{value.name}\n".encode())
@@ -159,7 +160,7 @@ def test_views_of_one_storage_and_nested_dicts(written):
 @pytest.mark.parametrize("share", [0.3, 0.98])
 def test_a_file_cut_short_is_refused(written, name, share):
     data = FORMATS[name](ARRAYS)
-    with pytest.raises(ff.UsageError, match="damaged or cut short|is cut short|neither of"):
+    with pytest.raises(ff.UsageError, match=r"damaged or cut short|is cut short|neither of"):
         weights.load_weights(written(data[: int(share * len(data))]))
 
 
@@ -173,7 +174,7 @@ def test_nothing_in_a_file_is_executed(written, tmp_path, form):
     data = zip_file({}, tree) if form is zip_file else b"".join(
         map(pickled, [weights.MAGIC, 1001, {}, tree, []])
     )
-    with pytest.raises(ff.UsageError, match=r"it names os.system, which is refused: expected dicts"):
+    with pytest.raises(ff.UsageError, match=r"it names os\.system, which is refused"):
         weights.load_weights(written(data))
     assert not (tmp_path / "ran").exists()
 
@@ -187,7 +188,7 @@ def test_nothing_in_a_file_is_executed(written, tmp_path, form):
 ])
 def test_tensors_outside_their_storage_are_refused(written, change):
     array = {"w": ARRAYS["a.weight"]}
-    with pytest.raises(ff.UsageError, match="tensor w of shape .* does not fit into its 12 numbers"):
+    with pytest.raises(ff.UsageError, match=r"tensor w .* does not fit into its 12 numbers"):
         weights.load_weights(written(zip_file(array, tree_of(array, change=change))))
 
 
@@ -206,7 +207,7 @@ def test_what_is_no_file_of_weights(written, data, message):
 
 
 def test_a_missing_file(tmp_path):
-    with pytest.raises(ff.UsageError, match="nowhere.npz: no such file"):
+    with pytest.raises(ff.UsageError, match=r"nowhere\.npz: no such file"):
         models.build("mobilenetv2", num_classes=2, inputs=(32, 32, 3),
                      pretrained=str(tmp_path / "nowhere.npz"))
 
@@ -293,7 +294,9 @@ def test_efficientnet_lite0_of_imagenet():
     mean = fresh.stats["batch_stats"]["b16"]["dw"]["BatchNorm_0"]["mean"]
     np.testing.assert_array_equal(mean, arrays["_blocks.15._bn1.running_mean"])
     kernel = fresh.params["b03"]["expand"]["Conv_0"]["kernel"]
-    np.testing.assert_array_equal(kernel[0, 0].T, arrays["_blocks.2._expand_conv.weight"][:, :, 0, 0])
+    np.testing.assert_array_equal(
+        kernel[0, 0].T, arrays["_blocks.2._expand_conv.weight"][:, :, 0, 0]
+    )
     with pytest.raises(ff.UsageError, match="lack params/b01/dw/GroupNorm_0/bias"):
         build(10, "group")
 

@@ -138,12 +138,12 @@ def test_what_is_missing_is_the_median(hospitals):
 def test_severity_has_the_same_split(hospitals):
     root, _ = hospitals
     path = root / "heart/processed.va.data"
-    path.write_text(path.read_text().replace(",1\n", ",3\n"))
+    path.write_text(path.read_text().replace(",1\n", ",3\n").replace(",3\n", ",2\n", 12))
     binary, severity = (sources.load("heart", root, target=t) for t in ("binary", "severity"))
     np.testing.assert_array_equal(binary.test.inputs, severity.test.inputs)
     np.testing.assert_array_equal(binary.test.labels, severity.test.labels > 0)
     assert (binary.num_classes, severity.num_classes) == (2, 5)
-    assert set(severity.train.labels) == {0, 1, 3}
+    assert set(severity.train.labels) == {0, 1, 2, 3}
 
 
 @pytest.mark.parametrize(("line", "message"), [

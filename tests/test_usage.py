@@ -108,6 +108,8 @@ def test_names_that_people_type(tmp_path, name, settings):
         ({"data__validation": 0.001}, "holds out no example"),
         ({"imports": ("nowhere.py",)}, "no such file"),
         ({"client__optimizer": "lbfgs"}, "unknown client optimizer 'lbfgs'"),
+        ({"model__name": "resnet20", "model__norm": "batch", "model__groups": 4},
+         "model.groups = 4 would change nothing: it is of GroupNorm"),
         ({"seed": 2**40}, "seed = 1099511627776: expected less than"),
     ],
 )

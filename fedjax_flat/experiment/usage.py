@@ -10,6 +10,7 @@ from typing import Any
 from fedjax_flat import errors
 from fedjax_flat.algorithms import METHODS, Method
 from fedjax_flat.data.augment import check_crops
+from fedjax_flat.models import MODELS
 from fedjax_flat.server import ADAPTIVE
 from fedjax_flat.settings import Setting
 
@@ -62,6 +63,11 @@ def _ascends(c: Config) -> bool:
     return sharpness_of(c) != "none" or method_of(c).sharpness == "own"
 
 
+def _group_normed(c: Config) -> bool:
+    settings = MODELS.find(c.model.name).settings
+    return "norm" not in settings or (c.model.norm or settings["norm"].default) == "group"
+
+
 def _sgd_on_server(c: Config) -> bool:
     return server_optimizer_of(c) == "sgd"
 
@@ -98,6 +104,7 @@ _RULES: list[tuple[tuple[str, ...], Callable[[Config], bool], str]] = [
     (("cohort.devices",), lambda c: c.cohort.strategy in ("auto", "sharded"),
      "cohort.strategy is not sharded"),
     (("curvature.",), lambda c: c.curvature.every > 0, "curvature.every is 0"),
+    (("model.groups",), _group_normed, "it is of GroupNorm, and model.norm is not group"),
     (("data.validation_from",), lambda c: c.data.validation > 0, "data.validation is 0"),
     (("data.crop_padding", "data.rotation", "data.flip", "data.cutout", "data.mixup"), _takes_steps,
      "{method} takes one gradient of the examples as they are"),

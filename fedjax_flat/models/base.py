@@ -60,6 +60,13 @@ def from_linen(
     takes = _parameters(module)
     if isinstance(inputs, tuple) and all(isinstance(n, int) for n in inputs):
         inputs = jax.ShapeDtypeStruct((1, *inputs), jnp.float32)
+    if dtype == jnp.bfloat16 and not any(
+        jnp.issubdtype(s.dtype, jnp.floating) for s in jax.tree.leaves(inputs)
+    ):
+        raise errors.UsageError(
+            f"precision bfloat16 would change nothing: {type(module).__name__} reads whole "
+            "numbers, and layers compute in the type of their inputs. Leave it at float32."
+        )
 
     def init(key):
         zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), inputs)

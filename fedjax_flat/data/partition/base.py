@@ -54,6 +54,7 @@ class Partition:
                 f"owners of shape {owners.shape} and type {owners.dtype}: expected the number of "
                 "a client for each example, from 0, or -1 for nobody."
             )
+        owners = owners.astype(np.int64)
         sizes = np.bincount(owners[owners >= 0], minlength=num_clients)
         order = np.argsort(owners, kind="stable")[np.count_nonzero(owners < 0):]
         return cls(order.astype(np.int32), offsets_of(sizes))
@@ -152,7 +153,7 @@ def class_labels(labels) -> np.ndarray:
             f"labels of shape {labels.shape} and type {labels.dtype} are no classes: expected one "
             "whole number per example."
         )
-    return labels
+    return labels.astype(np.int64)
 
 
 def labels_of(dataset: Dataset, law: str) -> np.ndarray:

@@ -108,7 +108,7 @@ def capped(partition: Partition, cap: int, rng) -> Partition:
 
 def restrict(partition: Partition, kept) -> Partition:
     """The same clients with those of their examples that are among `kept`; some may have none."""
-    return partition.where(_among(partition.indices, np.asarray(kept)))
+    return partition.where(_among(partition.indices, np.asarray(kept, np.int64)))
 
 
 def imbalance(labels, variant: str, seed: int) -> np.ndarray:

@@ -179,7 +179,7 @@ def drawn_anew(train: Examples, test: Examples, share: float) -> tuple[Examples,
     order = np.random.default_rng([0, 6]).permutation(count)
     cut = round((1 - share) * count)
     parts = np.sort(order[:cut]), np.sort(order[cut:])
-    return tuple(jax.tree.map(lambda x, i=i: x[i], joined) for i in parts)  # type: ignore[return-value]
+    return tuple(jax.tree.map(lambda x, i=i: x[i], joined) for i in parts)
 
 
 def check_labels(dataset: Dataset, ignored: int | None = None) -> None:
