@@ -214,7 +214,7 @@ def test_damaged_folders_are_named(tmp_path, damage):
 
 def test_pictures_that_cannot_be_decoded(tmp_path, monkeypatch):
     write(tmp_path)
-    monkeypatch.setitem(tfds.decode._MODES, 3, "no mode")
+    monkeypatch.setitem(tfds.decode.MODES, 3, "no mode")
     with pytest.raises(ff.UsageError, match=r"6 images of split train cannot be decoded.*number 0"):
         sources.load("tfds:tiny", tmp_path)
 
