@@ -248,6 +248,12 @@ def test_preparing_what_is_there_in_another_format(tmp_path, monkeypatch):
         tfds_folder.prepare("tiny", tmp_path)
 
 
+def test_preparing_what_does_not_exist(tmp_path, monkeypatch):
+    monkeypatch.setattr(tfds_folder.importlib.util, "find_spec", lambda name: name)
+    with pytest.raises(ff.UsageError, match=r"has no 'mnits'\. Did you mean 'mnist'\?"):
+        tfds_folder.prepare("mnits", tmp_path)
+
+
 def test_nothing_heavy_is_imported_before_it_is_needed():
     heavy = ("tensorflow_datasets", "array_record", "PIL", "sklearn", "h5py", "tensorflow")
     code = ("import sys, fedjax_flat.cli, fedjax_flat.data; "

@@ -158,6 +158,12 @@ def prepare(argument: str, data_dir: pathlib.Path | None) -> pathlib.Path:
             check_format(argument, found)
     import tensorflow_datasets as tfds
 
+    known = tfds.list_builders(with_community_datasets=False)
+    if wanted.name not in known:
+        raise errors.UsageError(
+            f"tfds:{argument}: tensorflow-datasets {tfds.__version__} has no {wanted.name!r}."
+            + errors.did_you_mean(wanted.name, known)
+        )
     manual = data_dir / wanted.name
     config = tfds.download.DownloadConfig(manual_dir=manual if manual.is_dir() else None)
     try:
