@@ -155,6 +155,21 @@ def _parser() -> argparse.ArgumentParser:
         parser_.add_argument("--data", help="data folder (default: $FEDJAX_FLAT_DATA)")
         parser_.add_argument("--seed", type=int, default=0)
 
+    robustness = commands.add_parser(
+        "robustness", help="accuracy on the corrupted test images of CIFAR-10-C and CIFAR-100-C"
+    )
+    robustness.add_argument("runs", nargs="+", metavar="RUN")
+    robustness.add_argument("--severity", type=int, default=5, help="1 to 5 (default 5)")
+    robustness.add_argument("--corruption", dest="corruptions", action="append", metavar="NAME",
+                            help="only this one, or these (default: all 19)")
+    robustness.add_argument("--examples", type=int, default=0, help="the first N (default: all)")
+    robustness.add_argument("--model", default="global", help="global (default), swa or wima")
+    robustness.add_argument("--data", help="folder of the CIFAR files, and of CIFAR-10-C/ if it is "
+                            "there; else its images are made")
+    robustness.add_argument("--cache", metavar="FOLDER", help="where made images are kept "
+                            "(default: in the data folder)")
+    robustness.set_defaults(call=_robustness)
+
     algorithms = commands.add_parser(
         "algorithms", help="list every method: its paper, what it sends, keeps and computes"
     )
@@ -318,6 +333,20 @@ def _landscape(args, rest: list[str]) -> int:
         print(f"barrier: {barrier:.6g}")
     for path in made:
         print(f"figure: {path}")
+    return 0
+
+
+def _robustness(args, rest: list[str]) -> int:
+    from fedjax_flat.data.corruptions import CORRUPTIONS
+    from fedjax_flat.report.robustness import robustness, table
+
+    _refuse_unknown(rest)
+    result = robustness(
+        args.runs, severity=args.severity, corruptions=args.corruptions or tuple(CORRUPTIONS),
+        examples=args.examples, model=args.model, data_dir=args.data, cache=args.cache,
+    )
+    print(table(result))
+    print(f"figure: {result['figure']}")
     return 0
 
 

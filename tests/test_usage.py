@@ -63,7 +63,9 @@ def test_config_json_holds_what_the_run_uses():
     assert "rho" not in stored["client"]
     assert set(stored["server"]) == {"average", "learning_rate", "momentum", "optimizer"}
     assert set(stored["algorithm"]) == {"name", "weighting"}
-    assert set(stored["partition"]) == {"name", "clients", "alpha", "size_sigma", "seed"}
+    assert set(stored["partition"]) == {
+        "name", "clients", "alpha", "counts", "size_sigma", "size_alpha", "seed"
+    }
     sam = json.loads(config_lib.to_json(small_config(algorithm__name="fedsam+swa")))
     assert sam["client"]["rho"] == 0.1
     assert "eta" not in sam["client"]
