@@ -233,7 +233,7 @@ def test_wrong_tables(pets, text, says):
 
 
 def test_wrong_folders(pets, tmp_path):
-    with pytest.raises(ff.UsageError, match=r"no .*/nowhere.*path inside the data folder"):
+    with pytest.raises(ff.UsageError, match=r"no .*/nowhere.*FOLDER/train.csv.*inside the data"):
         load(tmp_path / "nowhere")
     with pytest.raises(ff.UsageError, match=r"is a file; expected a folder"):
         load(pets / "a.png")

@@ -180,12 +180,12 @@ def test_without_a_test_split(tmp_path, caplog):
 
 
 def test_what_is_not_prepared(tmp_path):
-    with pytest.raises(ff.UsageError, match=r"no data folder was given.*prepare tfds:mnist --data"):
+    with pytest.raises(ff.UsageError, match=r"no data folder; .*prepare tfds:mnist --data"):
         sources.load("tfds:mnist")
-    with pytest.raises(ff.UsageError, match=r"hold none\. To prepare it: fedjax-flat prepare"):
+    with pytest.raises(ff.UsageError, match=r"holds none; .*To prepare it: fedjax-flat prepare"):
         sources.load("tfds:mnist", tmp_path)
     path = write(tmp_path, name="mnist")
-    with pytest.raises(ff.UsageError, match=r"hold mnist\. Did you mean 'mnist'\?"):
+    with pytest.raises(ff.UsageError, match=r"holds mnist; .*Did you mean 'mnist'\?"):
         sources.load("tfds:mnits", tmp_path)
     with pytest.raises(ff.UsageError, match=r"prepared is version 1.2.0, not 3.0.1"):
         sources.load("tfds:mnist:3.0.1", tmp_path)
@@ -214,7 +214,7 @@ def test_damaged_folders_are_named(tmp_path, damage):
 
 def test_pictures_that_cannot_be_decoded(tmp_path, monkeypatch):
     write(tmp_path)
-    monkeypatch.setitem(tfds.decode._MODES, 3, "no mode")
+    monkeypatch.setitem(tfds.decode.MODES, 3, "no mode")
     with pytest.raises(ff.UsageError, match=r"6 images of split train cannot be decoded.*number 0"):
         sources.load("tfds:tiny", tmp_path)
 
@@ -246,6 +246,12 @@ def test_preparing_what_is_there_in_another_format(tmp_path, monkeypatch):
     monkeypatch.setattr(tfds_folder.importlib.util, "find_spec", lambda name: name)
     with pytest.raises(ff.UsageError, match="Move that folder away"):
         tfds_folder.prepare("tiny", tmp_path)
+
+
+def test_preparing_what_does_not_exist(tmp_path, monkeypatch):
+    monkeypatch.setattr(tfds_folder.importlib.util, "find_spec", lambda name: name)
+    with pytest.raises(ff.UsageError, match=r"has no 'mnits'\. Did you mean 'mnist'\?"):
+        tfds_folder.prepare("mnits", tmp_path)
 
 
 def test_nothing_heavy_is_imported_before_it_is_needed():

@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 def npz(data_dir, argument: str) -> Dataset:
     """Arrays of one .npz file."""
     name = f"npz:{argument}"
-    path = files.located(name, data_dir, argument)
+    path = files.located(name, data_dir, argument, "FILE.npz with inputs and labels")
     try:
         with open(path, "rb") as file, np.load(file, allow_pickle=False) as content:
             found = {key: content[key] for key in content.files}
@@ -51,7 +51,7 @@ def npz(data_dir, argument: str) -> Dataset:
 def npy(data_dir, argument: str) -> Dataset:
     """Memory-mapped .npy files of one folder."""
     name = f"npy:{argument}"
-    folder = files.located(name, data_dir, argument)
+    folder = files.located(name, data_dir, argument, "FOLDER/inputs.npy and labels.npy")
     found: dict[str, Any] = {}
     for path in sorted(folder.glob("*.npy")):
         try:

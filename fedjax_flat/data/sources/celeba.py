@@ -17,11 +17,10 @@ from fedjax_flat.settings import Setting
 
 def celeba(data_dir, side: int = 84, skip_unreadable: bool = False) -> Dataset:
     """Faces of celebrities, who are the clients."""
-    root = files.need("celeba", data_dir, ["celeba"])
-    data = root / "data"
+    data = files.need("celeba", data_dir, ["celeba/data/train"]).parent
     train, test = (_rows(data / part, data / "raw" / "img_align_celeba")
                    for part in ("train", "test"))
-    return listing.dataset("celeba", train, test, decode.Form(side, stretch=True), root=root,
+    return listing.dataset("celeba", train, test, decode.Form(side, stretch=True), root=data.parent,
                            skip_unreadable=skip_unreadable, num_classes=2)
 
 
@@ -53,7 +52,8 @@ SOURCES.add("celeba", Source(
     about="faces by celebrity: smiling or not (LEAF)",
     size="200,288 images of 84x84x3, 2 classes, 9,343 clients",
     licence="research only, no redistribution (Liu et al. 2015)",
-    files="celeba/data/{train,test}/*.json (LEAF), celeba/data/raw/img_align_celeba/NAME.jpg",
-    here=files.is_here("celeba"),
+    files="celeba/data/train/*.json and test/*.json (LEAF), "
+          "celeba/data/raw/img_align_celeba/NAME.jpg",
+    here=files.is_here("celeba/data/train"),
     settings=listing.SETTINGS | {"side": Setting(84, "of the stored square", at_least=1)},
 ))

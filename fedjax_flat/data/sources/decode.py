@@ -21,7 +21,7 @@ from fedjax_flat import errors
 from fedjax_flat.data.sources import files
 
 VERSION = 1  # of what is in caches; another number makes them anew
-_MODES = {1: "L", 3: "RGB", 4: "RGBA"}
+MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 _NAMED = 3  # how many unreadable images an error names
 _AT_ONCE = 64  # images, by one thread
 
@@ -46,7 +46,7 @@ def picture(source: pathlib.Path | bytes, form: Form) -> np.ndarray:
     with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source) as opened:
         if side:
             opened.draft(None, (side, side))
-        image = ImageOps.exif_transpose(opened).convert(_MODES[form.channels])
+        image = ImageOps.exif_transpose(opened).convert(MODES[form.channels])
     if form.stretch:
         image = image.resize((side, side), Image.Resampling.BICUBIC)
     elif side:

@@ -40,14 +40,17 @@ def need(dataset: str, folder: pathlib.Path | None, names: Sequence[str]) -> pat
     return found
 
 
-def located(dataset: str, folder: pathlib.Path | None, path: str) -> pathlib.Path:
+def located(
+    dataset: str, folder: pathlib.Path | None, path: str, expected: str
+) -> pathlib.Path:
     """What `path` names inside the data folder, or else by itself; an error if neither is there."""
     tried = [p for p in (folder and folder / path, pathlib.Path(path).expanduser()) if p]
     found = next((p for p in tried if p.exists()), None)
     if found is None:
+        missing = " and no ".join(dict.fromkeys(map(str, tried)))
         raise errors.UsageError(
-            f"{dataset}: no {' and no '.join(dict.fromkeys(map(str, tried)))}. Give a path inside "
-            f"the data folder (--data or {DATA_VARIABLE}), or a whole one."
+            f"{dataset}: no {missing}. Expected {expected}; "
+            f"give a path inside the data folder (--data or {DATA_VARIABLE}), or a whole one."
         )
     return found
 

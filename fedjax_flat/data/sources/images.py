@@ -24,7 +24,7 @@ _ENDINGS = {".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".
 def images(data_dir, argument: str, side: int = 224, skip_unreadable: bool = False) -> Dataset:
     """The pictures of a folder."""
     name = f"images:{argument}"
-    folder = files.located(name, data_dir, argument)
+    folder = files.located(name, data_dir, argument, "FOLDER/train.csv or FOLDER/CLASS/...")
     if not folder.is_dir():
         raise errors.UsageError(f"{name}: {folder} is a file; expected a folder of images.")
     train, test = _listed(name, folder)

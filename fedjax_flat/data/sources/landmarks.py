@@ -28,7 +28,7 @@ _SPLITS = ("users_120k", "geo_100", "geo_300", "geo_1k", "geo_3k")
 
 def landmarks(data_dir, side: int = 224, skip_unreadable: bool = False) -> Dataset:
     """Landmarks-User-160k: photographs of 2,028 landmarks by 1,262 photographers."""
-    root = files.need("landmarks", data_dir, ["landmarks"])
+    root = files.need("landmarks", data_dir, ["landmarks/"])
     table = _table("landmarks", root, r"federated_train\.csv", "landmarks-user-160k.zip")
 
     def image(name: str) -> pathlib.Path:
@@ -45,7 +45,7 @@ def inaturalist(
     data_dir, split: str = "users_120k", side: int = 224, skip_unreadable: bool = False
 ) -> Dataset:
     """iNaturalist-User-120k, or -Geo: 1,203 species, by photographer or by place."""
-    root = files.need("inaturalist", data_dir, ["inaturalist"])
+    root = files.need("inaturalist", data_dir, ["inaturalist/"])
     kind, size = split.split("_")
     size = {"1k": "(1k|1000)", "3k": "(3k|3000)"}.get(size, size)
     one = rf"federated_train_?{kind.removesuffix('s')}s?[_-]?{size}\.csv"
@@ -98,8 +98,8 @@ SOURCES.add("landmarks", Source(
     about="photographs of landmarks by photographer: Landmarks-User-160k (Hsu et al. 2020)",
     size="164,172 train images, 2,028 classes, 1,262 clients",
     licence="per image (Creative Commons); lists of Google Landmarks v2 CC BY 4.0",
-    files="landmarks/federated_train.csv and test.csv (landmarks-user-160k.zip), "
-          "landmarks/train/a/b/c/ID.jpg or landmarks/images/ID.jpg",
+    files="landmarks/ with federated_train.csv and test.csv (landmarks-user-160k.zip), "
+          "train/a/b/c/ID.jpg or images/ID.jpg",
     here=files.is_here("landmarks"),
     settings=listing.SETTINGS,
 ))
@@ -109,8 +109,8 @@ SOURCES.add("inaturalist", Source(
           "(Hsu et al. 2020)",
     size="120,300 + 35,641 images, 1,203 classes, 135 to 9,275 clients",
     licence="iNaturalist 2017: per image, research only",
-    files="inaturalist/federated_train_*.csv and test.csv (inaturalist-user-120k.zip, "
-          "inaturalist-geo.zip), inaturalist/train_val_images/",
+    files="inaturalist/ with federated_train_*.csv and test.csv (inaturalist-user-120k.zip, "
+          "inaturalist-geo.zip), train_val_images/",
     here=files.is_here("inaturalist"),
     settings={"split": Setting("users_120k", "by photographer, or by place of about N images",
                                choices=_SPLITS), **listing.SETTINGS},

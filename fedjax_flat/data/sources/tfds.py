@@ -99,7 +99,7 @@ def _form(name: str, feature: Any, key: str, side: int) -> decode.Form | None:
 
     is_image = isinstance(feature, tensorflow_datasets.features.Image)
     kind, shape = np.dtype(feature.np_dtype) if feature.np_dtype else None, feature.shape
-    if is_image and kind == np.uint8:
+    if is_image and kind == np.uint8 and (shape[2] or 3) in decode.MODES:
         if None in shape[:2] and not side:
             raise errors.UsageError(
                 f"{name}: its images differ in size. Say what they are resized to, e.g. "

@@ -103,11 +103,11 @@ def find(argument: str, data_dir: pathlib.Path | None) -> Prepared:
     of_name = next((p for p in (prepared(r, wanted.name) for r in places) if p), [])
     if not of_name:
         names = sorted({p.name for root in places for p in prepared(root)})
-        there = f"{' and '.join(map(str, places))} hold {', '.join(names) or 'none'}" \
-            if places else f"no data folder was given (--data or {DATA_VARIABLE})"
+        there = f"{' and '.join(map(str, places))} holds {', '.join(names) or 'none'}"
         raise errors.UsageError(
-            f"tfds:{argument} is not prepared: {there}."
-            + errors.did_you_mean(wanted.name, names) + f" {how}"
+            f"tfds:{argument} is not prepared: {there if places else 'no data folder'}; expected "
+            "tensorflow_datasets/NAME/[CONFIG/]VERSION/ in the folder of --data or "
+            f"{DATA_VARIABLE}.{errors.did_you_mean(wanted.name, names)} {how}"
         )
     configs = sorted({p.config for p in of_name})
     config = configs[0] if len(configs) == 1 and not wanted.config else wanted.config
@@ -158,6 +158,12 @@ def prepare(argument: str, data_dir: pathlib.Path | None) -> pathlib.Path:
             check_format(argument, found)
     import tensorflow_datasets as tfds
 
+    known = tfds.list_builders(with_community_datasets=False)
+    if wanted.name not in known:
+        raise errors.UsageError(
+            f"tfds:{argument}: tensorflow-datasets {tfds.__version__} has no {wanted.name!r}."
+            + errors.did_you_mean(wanted.name, known)
+        )
     manual = data_dir / wanted.name
     config = tfds.download.DownloadConfig(manual_dir=manual if manual.is_dir() else None)
     try:
