@@ -224,9 +224,10 @@ def test_inverted_residual_equals_plain_flax():
             jax.random.key(1), x, train=False, mask=None
         )["params"]
         params = jax.tree.map(lambda p: 5 * p, params)
-        ours = block.apply({"params": params}, x, train=False, mask=None)
+        apply = jax.jit(lambda p, b=block: b.apply({"params": p}, x, train=False, mask=None))
+        ours = apply(params)
         with jax.numpy_rank_promotion("allow"):
-            expected = plain(params, x, features, stride)
+            expected = jax.jit(plain, static_argnums=(2, 3))(params, x, features, stride)
         np.testing.assert_allclose(ours, expected, rtol=1e-4, atol=1e-4)
 
 
