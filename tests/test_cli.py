@@ -79,7 +79,7 @@ def test_train_resume_continue_and_start_afresh(call, tmp_path):
         (["--config.cohort.strategy=pmap"], "unknown cohort strategy 'pmap'"),
         (["--config.eval.splits=('tset',)"], "unknown split 'tset'"),
         (["--config.partition.name=released"], "cannot read released splits"),
-        (["--config.data.name=cifar10"], "no data folder was given; it must hold cifar-10-batches-py"),
+        (["--config.data.name=cifar10"], "no data folder was given; it must hold cifar-10"),
         (["--data", "nowhere", "--config.data.name=cifar100"], "nowhere has no cifar-100-python"),
         (["--confg", "x"], "unknown argument '--confg'"),
         (["stray"], "unknown argument 'stray'"),
