@@ -14,7 +14,7 @@ import numpy as np
 
 import fedjax_flat as ff
 from fedjax_flat import curvature
-from fedjax_flat.cli import load_config
+from fedjax_flat.config_files import load_config
 from fedjax_flat.report import pictures, tables
 from fedjax_flat.run import metrics
 

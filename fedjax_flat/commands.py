@@ -1,0 +1,236 @@
+"""What each command of the command line calls: flags in, importable functions called, text out.
+
+Everything is imported when a command needs it, so that `fedjax-flat --help` need not wait for jax.
+"""
+
+import json
+import os
+import pathlib
+import shlex
+import sys
+
+from fedjax_flat import errors
+from fedjax_flat.config_files import load_config, refuse_unknown
+
+
+def train(args, rest: list[str]) -> int:
+    """Trains in a run folder, or goes on there."""
+    from fedjax_flat.experiment import validate
+    from fedjax_flat.run import distributed
+    from fedjax_flat.run.loop import train
+    from fedjax_flat.run.run_folder import RunFolder
+
+    distributed.start(args.coordinator, args.processes, args.process, timeout=args.timeout)
+    folder = RunFolder(args.run)
+    config = load_config(args.config, rest, folder, args.imports)
+    validate(config)
+    if args.fresh and folder.path.exists() and distributed.is_primary():
+        _confirm_deletion(folder, args.yes)
+        folder.delete()
+    result = train(
+        config, args.run, data_dir=args.data, progress=not args.quiet,
+        allow_other_kernels=args.allow_other_kernels,
+    )
+    if not distributed.is_primary():
+        return 128 + result.stopped_by if result.stopped_by else 0
+    done = int(result.state.round)
+    if result.stopped_by:
+        again = shlex.join(["fedjax-flat", "train", "--run", args.run])
+        print(f"Stopped after round {done} of {config.rounds}, saved. To go on: {again}")
+        return 128 + result.stopped_by
+    _print_summary(args.run, config, result)
+    return 0
+
+
+def _print_summary(run: str, config, result) -> None:
+    from fedjax_flat.report import figures, tables
+    from fedjax_flat.run import metrics
+
+    rows = []
+    for model, split in metrics.evaluated(result.records):
+        mean, deviation, count = result.score(config.eval.window, split=split, model=model)
+        loss = result.score(config.eval.window, split=split, model=model, name="loss")[0]
+        rows.append([model, split, tables.percent(mean, deviation), f"{loss:.4f}", str(count)])
+    score = f"{metrics.score_name(result.records)} (%)"
+    print(tables.table(["model", "split", score, "loss", "rounds averaged"], rows))
+    if "test" in config.eval.splits:
+        name = pathlib.Path(run).name
+        path = pathlib.Path(run) / "figures" / "score.png"
+        print(f"figure: {figures.score_curves({name: [result.records]}, path)}")
+    if any("lambda_1" in r for r in result.records):
+        path = pathlib.Path(run) / "figures" / "curvature.png"
+        print(f"figure: {figures.curvature_curves(result.records, path)}")
+    print(f"run:    {run}")
+
+
+def compare(args, rest: list[str]) -> int:
+    """Runs side by side."""
+    from fedjax_flat.report.compare import compare
+
+    refuse_unknown(rest)
+    target = None if args.target is None else args.target / 100
+    print(compare(args.runs, args.figure, args.split, target=target, smooth=args.smooth))
+    return 0
+
+
+def data(args, rest: list[str]) -> int:
+    """Who owns what."""
+    from fedjax_flat.report.ownership import ownership
+
+    if args.name:
+        rest = [f"--config.data.name={args.name}", *rest]
+    elif args.config is None:
+        raise errors.UsageError("fedjax-flat data needs a NAME, or a config file with --config.")
+    config = load_config(args.config, rest, None, args.imports)
+    out = args.out or os.path.join("runs", "data", config.data.name.replace("/", "_"))
+    split = args.config or any(a.startswith("--config.partition.") for a in rest)
+    print(ownership(config, out, args.data, natural=not split))
+    return 0
+
+
+def clients(args, rest: list[str]) -> int:
+    """How a model does on each client's examples."""
+    from fedjax_flat.report.clients import clients
+
+    refuse_unknown(rest)
+    print(clients(args.run, args.split, args.model))
+    return 0
+
+
+def curvature(args, rest: list[str]) -> int:
+    """Hessian eigenvalues of runs."""
+    from fedjax_flat.report import analysis, tables
+
+    refuse_unknown(rest)
+    if args.clients:
+        for run in args.runs:
+            rows = analysis.local_curvature(
+                run, args.clients, examples=args.examples, data_dir=args.data
+            )
+            print(tables.of_records(rows))
+        return 0
+    found = [
+        analysis.spectrum(
+            run, top=args.top, split=args.split, examples=args.examples, model=args.model,
+            client=args.client, method=args.method,
+            precision="float64" if args.float64 else "float32", trace_probes=args.trace,
+            density_probes=args.density, data_dir=args.data, seed=args.seed,
+        )
+        for run in args.runs
+    ]
+    if len(found) == 1:
+        print(tables.of_records([{"": k, "value": v} for k, v in found[0].items()], left=(0, 1)))
+    else:
+        names = ("run", "model", "round", "loss", "lambda_1", "lambda_5", "lambda_1/lambda_5",
+                 "converged", "trace")
+        print(tables.of_records([{k: s[k] for k in names if k in s} for s in found]))
+    return 0
+
+
+def landscape(args, rest: list[str]) -> int:
+    """Surfaces, planes and lines of the loss."""
+    from fedjax_flat.report import analysis
+
+    refuse_unknown(rest)
+    common = {
+        "points": args.points, "split": args.split, "examples": args.examples,
+        "model": args.model, "data_dir": args.data,
+    }
+    if args.surface:
+        made = analysis.surfaces(
+            args.runs, radius=args.radius, seed=args.seed, client=args.client, **common
+        )
+    elif args.plane:
+        made = analysis.plane(args.runs, **common)
+    else:
+        barrier, made = analysis.line(args.runs, **common)
+        print(f"barrier: {barrier:.6g}")
+    for path in made:
+        print(f"figure: {path}")
+    return 0
+
+
+def robustness(args, rest: list[str]) -> int:
+    """Accuracy under corruptions."""
+    from fedjax_flat.data.corruptions import CORRUPTIONS
+    from fedjax_flat.report.robustness import robustness, table
+
+    refuse_unknown(rest)
+    result = robustness(
+        args.runs, severity=args.severity, corruptions=args.corruptions or tuple(CORRUPTIONS),
+        examples=args.examples, model=args.model, data_dir=args.data, cache=args.cache,
+    )
+    print(table(result))
+    print(f"figure: {result['figure']}")
+    return 0
+
+
+def algorithms(args, rest: list[str]) -> int:
+    """Every method, or all about one."""
+    from fedjax_flat import plugins
+    from fedjax_flat.algorithms import METHODS
+    from fedjax_flat.report import methods
+
+    refuse_unknown(rest)
+    for file in args.imports:
+        plugins.load(file)
+    if args.name:
+        METHODS.find(args.name)
+    if args.json:
+        names = [args.name] if args.name else METHODS
+        print(json.dumps([methods.describe(name) for name in names], indent=2))
+    else:
+        print(methods.page(args.name) if args.name else methods.overview())
+    return 0
+
+
+def datasets(args, rest: list[str]) -> int:
+    """Who owns what.sets"""
+    from fedjax_flat import plugins
+    from fedjax_flat.data import data_folder
+    from fedjax_flat.report import datasets
+
+    refuse_unknown(rest)
+    for file in args.imports:
+        plugins.load(file)
+    folder = data_folder(args.data)
+    if args.json:
+        print(json.dumps([datasets.describe(name, folder) for name in datasets.names()], indent=2))
+    else:
+        print(datasets.overview(folder))
+    return 0
+
+
+def prepare(args, rest: list[str]) -> int:
+    """A data set of tensorflow-datasets, made ready to be read."""
+    from fedjax_flat.data import data_folder
+    from fedjax_flat.data.sources import tfds_folder
+
+    refuse_unknown(rest)
+    kind, _, argument = args.name.partition(":")
+    if kind != "tfds":
+        raise errors.UsageError(
+            f"{args.name} is not prepared: expected tfds:NAME, e.g. tfds:mnist. `fedjax-flat "
+            "datasets` says what the others need."
+        )
+    print(f"prepared: {tfds_folder.prepare(argument, data_folder(args.data))}")
+    return 0
+
+
+def demo(args, rest: list[str]) -> int:
+    """Trains on embedded data and shows what comes out."""
+    from fedjax_flat.demo import demo
+
+    refuse_unknown(rest)
+    stopped_by = demo(args.run, rounds=args.rounds, progress=not args.quiet)
+    return 128 + stopped_by if stopped_by else 0
+
+
+def _confirm_deletion(folder, yes: bool) -> None:
+    what = f"--fresh would delete {folder.path}: {folder.contents()}."
+    if yes:
+        print(f"Deleting {folder.path}: {folder.contents()}.")
+    elif not sys.stdin.isatty():
+        raise errors.UsageError(f"{what} Nothing was deleted; add --yes to do it.")
+    elif input(f"{what} Delete it? [y/N] ").strip().lower() not in ("y", "yes"):
+        raise errors.UsageError("nothing was deleted.")

@@ -1,0 +1,84 @@
+"""Config files, and what the command line changes in them."""
+
+import pathlib
+import runpy
+
+from fedjax_flat import errors
+
+
+def load_config(path: str | None, overrides: list[str], folder, imports=()):
+    """The config of a file, of the run folder or the default, with `--config.NAME=VALUE`."""
+    from absl import flags
+    from ml_collections import config_flags
+
+    from fedjax_flat import plugins
+
+    refuse_unknown([a for a in overrides if a.startswith("-") and not a.startswith("--config.")])
+    imported = [plugins.load(file) for file in imports]
+    values, argv = flags.FlagValues(), ["fedjax-flat", *overrides]
+    try:
+        config = _first_config(path, folder)
+        named = [plugins.load(file) for file in config.imports]
+        config.imports = tuple(dict.fromkeys((*named, *imported)))
+        config_flags.DEFINE_config_dict("config", config, flag_values=values, sys_argv=argv)
+        refuse_unknown(values(argv)[1:])
+        config = values["config"].value
+    except errors.UsageError:
+        raise
+    except (AttributeError, KeyError) as e:
+        raise errors.UsageError(_unknown_setting(overrides, e)) from e
+    except (flags.Error, OSError, TypeError, ValueError) as e:
+        raise errors.UsageError(str(e)) from e
+    return config
+
+
+def _first_config(path: str | None, folder):
+    from fedjax_flat.experiment import default_config
+
+    if path is not None:
+        return _run_config_file(path)
+    return default_config() if folder is None else folder.config()
+
+
+def _run_config_file(path: str):
+    """`get_config()` of FILE, or `get_config("OPTIONS")` of FILE:OPTIONS."""
+    file, *options = path.split(":", 1)
+    if not pathlib.Path(file).is_file():
+        raise errors.UsageError(f"no config file {file}.")
+    try:
+        get_config = runpy.run_path(file).get("get_config")
+        if get_config is None:
+            raise errors.UsageError(f"config file {file} defines no get_config().")
+        config = get_config(*options)
+    except (errors.UsageError, AttributeError, KeyError):
+        raise  # said by whoever knows the settings
+    except SyntaxError as e:
+        raise errors.UsageError(f"config file {file}, line {e.lineno}: {e.msg}.") from e
+    except Exception as e:  # whatever a user's file does
+        raise errors.UsageError(f"config file {file}: {type(e).__name__}: {e}") from e
+    if not hasattr(config, "algorithm"):
+        raise errors.UsageError(
+            f"get_config() of {file} returns {type(config).__name__}: expected the config of "
+            "fedjax_flat.default_config(), changed."
+        )
+    return config
+
+
+def _unknown_setting(overrides: list[str], error: Exception) -> str:
+    """Names the first override that is no setting; else whatever a config file did wrong."""
+    from fedjax_flat.experiment import config as config_lib
+
+    settings = config_lib.all_settings()
+    for argument in overrides:
+        name = argument.removeprefix("--config.").split("=")[0]
+        if argument.startswith("--config.") and name not in settings:
+            return config_lib.unknown(name)
+    return str(error).strip("'\"").replace("\\n", " ")
+
+
+def refuse_unknown(arguments: list[str]) -> None:
+    """Raises for the first argument that nobody asked for."""
+    if arguments:
+        raise errors.UsageError(
+            f"unknown argument {arguments[0]!r}; see fedjax-flat --help."
+        )
