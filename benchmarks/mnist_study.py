@@ -123,6 +123,7 @@ def main():
     parser.add_argument("--data", required=True)
     parser.add_argument("--out", type=pathlib.Path, required=True)
     parser.add_argument("--sweep", action="store_true", help="FedSAM's rho at alpha 0.1 as well")
+    parser.add_argument("--alpha", type=float, nargs="*", help="only these; 0 is one class each")
     args = parser.parse_args()
     out, data = args.out, args.data
     out.mkdir(parents=True, exist_ok=True)
@@ -130,7 +131,7 @@ def main():
     study["fedsgd"] = gradient_descent(out, data)
     print(f"FedSGD from gradient descent, of its way: {study['fedsgd']}")
     rows = []
-    for method, alpha in CELLS:
+    for method, alpha in [c for c in CELLS if args.alpha is None or c[1] in args.alpha]:
         name = f"{method} alpha {alpha:g}"
         folder = name.replace(" ", "_")
         records = trained(out, data, folder, f"{method},alpha={alpha:g}")
