@@ -79,6 +79,7 @@ def test_config_json_holds_what_the_run_uses():
         ("fedsam", {"client__sharpness": "sam"}),
         ("fedasam", {"client__sharpness": "asam"}),
         ("fedavg+swa", {"server__average": "swa"}),
+        ("fedavg+fedntd", {"algorithm__name": "fedntd"}),
         ("fedasam+wima", {"client__sharpness": "asam", "server__average": "wima"}),
     ],
 )
@@ -91,14 +92,16 @@ def test_names_that_people_type(tmp_path, name, settings):
     )
     by_settings = ff.train(small_config(**settings, **common), tmp_path / "b", progress=False)
     assert_same_bits(by_name.models, by_settings.models)
-    assert set(by_name.models) == {"global", *name.split("+")[1:]}
+    assert set(by_name.models) == {"global", *({"swa", "wima"} & set(name.split("+")))}
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
         ({"algorithm__name": "fedsam", "client__sharpness": "asam"}, "the name means sam"),
-        ({"algorithm__name": "fedavg+sva"}, "unknown average 'sva'.*Did you mean 'swa'"),
+        ({"algorithm__name": "fedavg+scaffold"}, "fedavg and scaffold do not go together"),
+        ({"algorithm__name": "fedntd+fedntd"}, "has fedntd twice"),
+        ({"algorithm__name": "fedavg+sva"}, "unknown algorithm 'sva'.*Did you mean 'swa'"),
         ({"algorithm__name": "scaffold", "client__optimizer": "adam"}, "counts? on the steps of"),
         ({"client__learning_rate": float("nan")}, "learning_rate = nan: expected a number"),
         ({"client__optimizer": "adm"}, "unknown client optimizer 'adm'.*Did you mean 'adam'"),

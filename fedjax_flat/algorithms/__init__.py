@@ -3,6 +3,7 @@
 import importlib
 import pkgutil
 
+from fedjax_flat.algorithms.addition import Addition, added, with_term
 from fedjax_flat.algorithms.base import (
     Algorithm,
     Exchange,
@@ -24,6 +25,7 @@ for _found in pkgutil.iter_modules(__path__):
         globals()[_found.name] = getattr(_module, _found.name)  # the factory, not its module
 
 __all__ = [
-    "METHODS", "Algorithm", "Exchange", "Method", "Parts", "Reply", "Uploads", "add_methods",
-    "combine", "compressed", "difference", "personal", "replies", "zeros",
+    "METHODS", "Addition", "Algorithm", "Exchange", "Method", "Parts", "Reply", "Uploads",
+    "add_methods", "added", "combine", "compressed", "difference", "personal", "replies",
+    "with_term", "zeros",
 ]

@@ -14,44 +14,30 @@ KL(p~ || p~_g): `reverse`. With beta = 0 it is FedAvg.
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from fedjax_flat import errors
-from fedjax_flat.algorithms.base import Algorithm, Exchange, difference, replies
-from fedjax_flat.algorithms.fedavg import fedavg
+from fedjax_flat.algorithms.addition import Addition, with_term
 from fedjax_flat.algorithms.method import Method
-from fedjax_flat.client import Client, Term, terms
+from fedjax_flat.client import Term, terms
 from fedjax_flat.settings import Setting
 
 
-def fedntd(
-    client: Client,
-    server_optimizer: optax.GradientTransformation,
-    *,
-    beta: float,
-    tau: float,
-    reverse: bool = False,
-    weighting: str = "examples",
-) -> Algorithm:
-    """FedAvg with not-true distillation from the model that a client received."""
+def fedntd(*, beta: float = 1.0, tau: float = 1.0, reverse: bool = False) -> Addition:
+    """Not-true distillation from the model that a client received."""
     errors.at_least("beta", beta, 0)
     errors.positive("tau", tau)
-    reply = replies(weighting)
-    base = fedavg(client, server_optimizer, weighting=weighting)
 
-    def local(message, state, data, round, key):
-        teach = Term(
+    def teach(client, anchor, data):
+        del data
+        return Term(
             lambda outputs, batch, teacher: beta * tau**2 * terms.batch_mean(
                 not_true_divergence(teacher.logits, outputs.logits, batch.labels, tau, reverse),
                 batch,
             ),
-            context=terms.outputs_of(client.task, message),
+            context=terms.outputs_of(client.task, anchor),
         )
-        trained, info, _ = client.train(message, data, key, round=round, terms=(teach,))
-        return reply(data, state, info, mean=difference(message, trained))
 
-    (exchange,) = base.exchanges
-    return base._replace(exchanges=(Exchange(exchange.broadcast, local, exchange.update),))
+    return Addition(with_term(teach))
 
 
 def not_true_divergence(
@@ -74,7 +60,7 @@ def not_true_divergence(
 
 METHOD = Method(
     "fedntd", "Lee 2022", "the anchor teaches what is not true",
-    lambda p: fedntd(p.client, p.server_optimizer, weighting=p.weighting, **p.settings),
+    add=lambda settings: fedntd(**settings),
     settings={
         "beta": Setting(1.0, "weight of the distillation", at_least=0),
         "tau": Setting(1.0, "temperature", above=0),

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import optax
 
 from fedjax_flat import errors
+from fedjax_flat.algorithms.addition import Addition
 from fedjax_flat.algorithms.base import Algorithm
 from fedjax_flat.client import Client
 from fedjax_flat.registry import Registry
@@ -32,18 +33,19 @@ class Parts(NamedTuple):
 
 
 class Method(NamedTuple):
-    """What a name means."""
+    """What a name means: an algorithm, or an addition to any (and by itself, to FedAvg)."""
 
     name: str
     paper: str  # first author and year; the whole reference is in the method's file
     summary: str
-    make: Callable[[Parts], Algorithm]
+    make: Callable[[Parts], Algorithm] | None = None
     settings: Settings = MappingProxyType({})
     group: str = ""  # config.algorithm.GROUP holds the settings; by default its own name
     gradients: int = 1  # per local step, before SAM or ASAM doubles them
     optimizer: str = "any"  # on the server: any, one by name, or `own`: none can be chosen
     client_optimizer: str = "any"  # or `sgd`, where equations count on its steps
     sharpness: str = "any"  # on clients: any, sam or asam (if none is chosen), `own`, `no steps`
+    add: Callable[[Mapping[str, Any]], Addition] | None = None  # instead of make: goes with others
 
     @property
     def section(self) -> str:
@@ -53,7 +55,7 @@ class Method(NamedTuple):
     @property
     def equations(self) -> str:
         """The docstring of its file."""
-        module = sys.modules.get(self.make.__module__)
+        module = sys.modules.get((self.make or self.add).__module__)
         return inspect.cleandoc((module.__doc__ if module else None) or "")
 
 

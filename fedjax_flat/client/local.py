@@ -46,13 +46,14 @@ class Client(NamedTuple):
     """`train(variables, data, key, *, round, terms, drift, sharpness, frozen) -> LocalResult`.
 
     `over(f, data)` is the sum of f(batch) over all the client's stored examples, `steps(data)` the
-    number of local steps it takes.
+    number of local steps it takes, `on(task)` the same client with another task.
     """
 
     task: Task
     train: Callable[..., LocalResult]
     over: Callable[[Callable[..., Any], ClientData], Any]
     steps: Callable[[ClientData], jax.Array]
+    on: Callable[[Task], "Client"]
 
 
 class _Pass(NamedTuple):
@@ -124,7 +125,11 @@ def local_training(
         return jnp.asarray(total, jnp.float32)
 
     over = functools.partial(federated.over, batch_size=batch_size)
-    return Client(task, train, over, steps_of)
+    on = functools.partial(
+        local_training, optimizer=optimizer, sharpness=sharpness, batch_size=batch_size,
+        epochs=epochs, steps=steps,
+    )
+    return Client(task, train, over, steps_of, on)
 
 
 class _Step(NamedTuple):

@@ -42,6 +42,7 @@ class ClientData(struct.PyTreeNode):
     max_size: int = struct.field(pytree_node=False)
     group: Any = None  # of a group: (clients, offsets, sizes), each an array
     own: Any = struct.field(default_factory=dict)  # leaves of the model that stay with the client
+    brought: Any = struct.field(default_factory=dict)  # by the message or kept, for terms; by name
     shift: Any = struct.field(pytree_node=False, default=None)  # see shift.Shift
     gathered: bool = struct.field(pytree_node=False, default=False)  # examples stand as indices do
 

@@ -250,8 +250,9 @@ def settings_of(config: ml_collections.ConfigDict) -> dict[str, Setting]:
             continue
         chosen = table.find(name)
         found.update({f"{section}.{n}": s for n, s in chosen.settings.items()})
-    method = usage.method_of(config)
-    found.update({f"algorithm.{method.section}.{n}": s for n, s in method.settings.items()})
+    base, added = usage.methods_of(config)
+    for method in (base, *added):
+        found.update({f"algorithm.{method.section}.{n}": s for n, s in method.settings.items()})
     return found
 
 

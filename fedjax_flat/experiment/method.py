@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import ml_collections
 
 from fedjax_flat import errors, parts, server
-from fedjax_flat.algorithms import Algorithm, Parts, compressed, personal
+from fedjax_flat.algorithms import Algorithm, Parts, added, compressed, personal
 from fedjax_flat.client import asam, local_training, sam, sgd, warm_up
 from fedjax_flat.client.optimizer import named
 from fedjax_flat.engine.round import Averages
@@ -17,7 +17,7 @@ from fedjax_flat.wire import CODECS
 
 def build_algorithm(config: ml_collections.ConfigDict, task: Task) -> Algorithm:
     """The method that `config.algorithm` names, of the parts that the rest of it describes."""
-    method, client = usage.method_of(config), config.client
+    (method, additions), client = usage.methods_of(config), config.client
     worker = local_training(
         task,
         build_client_optimizer(config),
@@ -26,11 +26,16 @@ def build_algorithm(config: ml_collections.ConfigDict, task: Task) -> Algorithm:
         epochs=client.epochs,
         steps=client.steps or None,
     )
-    settings = {name: config.algorithm[method.section][name] for name in method.settings}
-    algorithm = method.make(Parts(
-        worker, build_server_optimizer(config), build_rate(config), build_rho(client),
-        config.algorithm.weighting, settings, config,
-    ))
+    settings_of = lambda m: {name: config.algorithm[m.section][name] for name in m.settings}
+
+    def make(worker):
+        assert method.make  # of the one that others are added to
+        return method.make(Parts(
+            worker, build_server_optimizer(config), build_rate(config), build_rho(client),
+            config.algorithm.weighting, settings_of(method), config,
+        ))
+
+    algorithm = added(make, worker, *(m.add(settings_of(m)) for m in additions if m.add))
     if config.model.statistics == "own":
         algorithm = personal(algorithm, parts.statistics)
     up, down = (

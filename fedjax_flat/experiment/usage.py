@@ -17,16 +17,43 @@ from fedjax_flat.settings import Setting
 Config = Any  # ml_collections.ConfigDict, whose attributes are the settings
 
 
+AVERAGES = ("swa", "wima")
+
+
+def methods_of(config: Config) -> tuple[Method, list[Method]]:
+    """What `algorithm.name` names: (FedDyn, [FedMLB]) of `feddyn+fedmlb+swa`.
+
+    The method that others are added to is FedAvg if none is named.
+    """
+    first, *others = config.algorithm.name.split("+")
+    known: dict[str, Method | None] = {**METHODS, **dict.fromkeys(AVERAGES)}
+    named = [METHODS.find(first), *(errors.lookup("algorithm", name, known) for name in others)]
+    methods = [m for m in named if m is not None]
+    bases = [m for m in methods if m.make]
+    if len(bases) > 1:
+        raise errors.UsageError(
+            f"algorithm.name = {config.algorithm.name!r}: {' and '.join(m.name for m in bases)} do "
+            "not go together, each is a whole method. What can be added to one: "
+            f"{', '.join(m.name for m in METHODS.values() if m.add)}; {', '.join(AVERAGES)}."
+        )
+    added = [m for m in methods if m.add]
+    twice = [m.name for m in added if added.count(m) > 1]
+    if twice:
+        raise errors.UsageError(
+            f"algorithm.name = {config.algorithm.name!r} has {twice[0]} twice. Leave one out."
+        )
+    return (bases or [METHODS["fedavg"]])[0], added
+
+
 def method_of(config: Config) -> Method:
     """The method that `algorithm.name` names, `fedasam` of `fedasam+swa`."""
-    return METHODS.find(config.algorithm.name.split("+")[0])
+    return methods_of(config)[0]
 
 
 def averages(config: Config) -> list[str]:
     """The models kept beside the trained one: of server.average, and of the algorithm's name."""
-    asked = [*config.algorithm.name.split("+")[1:], *config.server.average.split("+")]
-    for name in asked:
-        errors.lookup("average", name, dict.fromkeys(("none", "swa", "wima")))
+    named = [name for name in config.algorithm.name.split("+") if name in AVERAGES]
+    asked = [*named, *config.server.average.split("+")]
     return [name for name in dict.fromkeys(asked) if name != "none"]
 
 

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_flat import errors
+from fedjax_flat.models.layers import EndOfBlock
 
 CLASSIFIER = "classifier"  # the name of a model's last module: what it reads are the features
 
@@ -23,19 +24,26 @@ class Variables(NamedTuple):
 class Outputs(NamedTuple):
     """Of a network: `features` are what the classifier read, () where no module has that name.
 
-    `stats` are the statistics after this batch: those before it, unless in training mode.
+    `stats` are the statistics after this batch: those before it, unless in training mode. `blocks`
+    are the values at the ends of the network's blocks (`layers.EndOfBlock`), in their order.
     """
 
     logits: Any
     features: Any = ()
     stats: Any = ()
+    blocks: tuple[Any, ...] = ()
+
+
+AtBlocks = Callable[[int, Any], Any]
 
 
 class Model(NamedTuple):
-    """`init(key) -> Variables`; `apply(variables, inputs, key=None, mask=None) -> Outputs`.
+    """`init(key) -> Variables`; `apply(variables, inputs, key=None, mask=None, at_blocks=None)`.
 
     A key switches training mode on (dropout, batch statistics); without one the network is
-    evaluated. Rows where `mask` is False are padding and count in no statistic.
+    evaluated. Rows where `mask` is False are padding and count in no statistic. The network goes on
+    with `at_blocks(i, x)` in place of the value x at the end of block i; what led to a value that
+    is replaced is not computed.
     """
 
     init: Callable[[jax.Array], Variables]
@@ -74,7 +82,7 @@ def from_linen(
         params = made.pop("params", {})
         return Variables(params, made or ())
 
-    def apply(variables, inputs, key=None, mask=None):
+    def apply(variables, inputs, key=None, mask=None, at_blocks: AtBlocks | None = None):
         if dtype == jnp.bfloat16:
             narrow = lambda x: x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x
             inputs = jax.tree.map(narrow, inputs)
@@ -90,8 +98,12 @@ def from_linen(
                 "flax's nn.BatchNorm as its mask."
             )
         read: list[Any] = []
+        blocks: list[Any] = []
 
         def watch(call, args, kwargs, context):
+            if context.method_name == "__call__" and isinstance(context.module, EndOfBlock):
+                blocks.append(at_blocks(len(blocks), args[0]) if at_blocks else args[0])
+                return blocks[-1]
             if context.module.name == CLASSIFIER and context.method_name == "__call__":
                 read.append(args[0])
             return call(*args, **kwargs)
@@ -105,7 +117,7 @@ def from_linen(
             logits, stats = logits[0], dict(logits[1])
         if dtype == jnp.bfloat16:
             logits = jax.tree.map(lambda x: x.astype(jnp.float32), logits)
-        return Outputs(logits, read[-1] if read else (), stats)
+        return Outputs(logits, read[-1] if read else (), stats, tuple(blocks))
 
     return Model(init, apply)
 

@@ -8,7 +8,7 @@ changes nothing but the work.
 import flax.linen as nn
 import jax
 
-from fedjax_flat.models.layers import Conv, Dense
+from fedjax_flat.models.layers import Conv, Dense, EndOfBlock
 
 
 class CNN(nn.Module):
@@ -20,8 +20,8 @@ class CNN(nn.Module):
     def __call__(self, x: jax.Array, *, train: bool = False) -> jax.Array:
         del train
         for _ in range(2):
-            x = nn.relu(Conv(64, (5, 5), pool=2)(x))
+            x = EndOfBlock()(nn.relu(Conv(64, (5, 5), pool=2)(x)))
         x = x.reshape(x.shape[0], -1)
         for width in (384, 192):
-            x = nn.relu(Dense(width)(x))
+            x = EndOfBlock()(nn.relu(Dense(width)(x)))
         return Dense(self.num_classes, name="classifier")(x)

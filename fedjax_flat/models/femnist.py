@@ -14,7 +14,7 @@ networks with the same list of layers. ReLU follows every layer but the last.
 import flax.linen as nn
 import jax
 
-from fedjax_flat.models.layers import Conv, Dense
+from fedjax_flat.models.layers import Conv, Dense, EndOfBlock
 
 VARIANTS = ("mora", "fedseq", "mcmahan")
 
@@ -29,11 +29,11 @@ class FemnistCNN(nn.Module):
     def __call__(self, x: jax.Array, *, train: bool = False) -> jax.Array:
         drop = lambda rate, x: nn.Dropout(rate, deterministic=not train)(x)
         if self.variant == "fedseq":
-            x = nn.relu(Conv(32, (3, 3))(x))
-            x = drop(0.25, nn.relu(Conv(64, (3, 3), pool=2)(x)))
+            x = EndOfBlock()(nn.relu(Conv(32, (3, 3))(x)))
+            x = EndOfBlock()(drop(0.25, nn.relu(Conv(64, (3, 3), pool=2)(x))))
             x = drop(0.5, nn.relu(Dense(128)(x.reshape(x.shape[0], -1))))
         else:
             for features in (32, 64):
-                x = nn.relu(Conv(features, (5, 5), padding="SAME", pool=2)(x))
+                x = EndOfBlock()(nn.relu(Conv(features, (5, 5), padding="SAME", pool=2)(x)))
             x = nn.relu(Dense(512)(x.reshape(x.shape[0], -1)))
-        return Dense(self.num_classes, name="classifier")(x)
+        return Dense(self.num_classes, name="classifier")(EndOfBlock()(x))

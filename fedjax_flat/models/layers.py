@@ -82,6 +82,14 @@ class Conv(nn.Module):
         return x
 
 
+class EndOfBlock(nn.Module):
+    """Where a block of a network ends: what is learned of or done to it there is a method's."""
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return x
+
+
 class GroupNorm(nn.Module):
     """Group normalisation of images, with the parameters of `nn.GroupNorm`."""
 

@@ -10,7 +10,7 @@ sub-sampling, and the first convolution padded, so that 28x28 becomes LeNet-5's 
 import flax.linen as nn
 import jax
 
-from fedjax_flat.models.layers import Conv, Dense
+from fedjax_flat.models.layers import Conv, Dense, EndOfBlock
 
 
 class LeNet(nn.Module):
@@ -21,9 +21,9 @@ class LeNet(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array, *, train: bool = False) -> jax.Array:
         del train
-        x = nn.relu(Conv(6, (5, 5), padding="SAME", pool=2)(x))
-        x = nn.relu(Conv(16, (5, 5), pool=2)(x))
+        x = EndOfBlock()(nn.relu(Conv(6, (5, 5), padding="SAME", pool=2)(x)))
+        x = EndOfBlock()(nn.relu(Conv(16, (5, 5), pool=2)(x)))
         x = x.reshape(x.shape[0], -1)
         for width in (120, 84):
-            x = nn.relu(Dense(width)(x))
+            x = EndOfBlock()(nn.relu(Dense(width)(x)))
         return Dense(self.num_classes, name="classifier")(x)

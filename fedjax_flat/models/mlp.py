@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import flax.linen as nn
 import jax
 
-from fedjax_flat.models.layers import BatchNorm, Dense
+from fedjax_flat.models.layers import BatchNorm, Dense, EndOfBlock
 
 
 class MLP(nn.Module):
@@ -24,5 +24,5 @@ class MLP(nn.Module):
             x = Dense(width)(x)
             if self.norm == "batch":
                 x = BatchNorm()(x, train=train, mask=mask)
-            x = nn.relu(x)
+            x = EndOfBlock()(nn.relu(x))
         return Dense(self.num_classes, name="classifier")(x)

@@ -22,7 +22,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from fedjax_flat.models.layers import Conv, Dense, normalise
+from fedjax_flat.models.layers import Conv, Dense, EndOfBlock, normalise
 
 
 class Stage(NamedTuple):
@@ -123,6 +123,7 @@ class _Mobile(nn.Module):
                     norm, stage.ratio, stage.features, stage.kernel, 1 if i else stage.stride,
                     name=f"b{block:02d}",
                 )(x, train=train, mask=mask)
+            x = EndOfBlock()(x)
         x = ConvNorm(norm, 1280, name="head")(x, train=train, mask=mask)
         x = nn.Dropout(self.dropout, deterministic=not train)(jnp.mean(x, axis=(1, 2)))
         return Dense(self.num_classes, name="classifier")(x)

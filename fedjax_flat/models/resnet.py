@@ -20,7 +20,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from fedjax_flat.models.layers import Conv, Dense, normalise
+from fedjax_flat.models.layers import Conv, Dense, EndOfBlock, normalise
 
 AROUND = ((1, 1), (1, 1))  # PyTorch's padding=1, which differs from SAME under strides
 
@@ -69,11 +69,12 @@ class _ResNet(_Normed):
         self, x: jax.Array, *, train: bool = False, mask: jax.Array | None = None
     ) -> jax.Array:
         mode: Any = {"train": train, "mask": mask}
-        x = nn.relu(self._conv(x, self.widths[0], **mode))
+        x = EndOfBlock()(nn.relu(self._conv(x, self.widths[0], **mode)))
         for stage, features in enumerate(self.widths):
             for i in range(self.blocks):
                 stride = 2 if stage and i == 0 else 1
                 x = Block(self.norm, self.groups, features, stride, self.shortcut)(x, **mode)
+            x = EndOfBlock()(x)
         return Dense(self.num_classes, name="classifier")(jnp.mean(x, axis=(1, 2)))
 
 

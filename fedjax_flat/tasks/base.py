@@ -21,13 +21,13 @@ class Task(NamedTuple):
     """One kind of problem, with its network.
 
     `prepare` turns stored examples into network inputs, augmented with a key, only normalised
-    without one. A key in `forward` switches training mode on. `score` names the entry of the report
-    by which runs are compared: larger is better.
+    without one. A key in `forward` switches training mode on; `at_blocks` is that of `Model.apply`.
+    `score` names the entry of the report by which runs are compared: larger is better.
     """
 
     init: Callable[[jax.Array], Variables]
     prepare: Callable[[Batch, jax.Array | None], Batch]
-    forward: Callable[[Variables, Batch, jax.Array | None], Outputs]
+    forward: Callable[..., Outputs]  # of (variables, batch, key or None, at_blocks=None)
     losses: Callable[[Outputs, Batch], tuple[jax.Array, jax.Array]]  # per unit, and which are real
     sums: Callable[[Outputs, Batch], Sums]
     report: Callable[[Sums], dict[str, jax.Array]]
@@ -75,7 +75,10 @@ def of_network(
     score: str,
 ) -> Task:
     """The task of a network that reads a batch's inputs and is compared with its labels."""
-    forward = lambda variables, batch, key: model.apply(variables, batch.inputs, key, batch.mask)
+
+    def forward(variables, batch, key, at_blocks=None):
+        return model.apply(variables, batch.inputs, key, batch.mask, at_blocks)
+
     return Task(model.init, preprocess.apply, forward, losses, sums, report, score)
 
 
