@@ -47,7 +47,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(required=True, metavar="command")
-    for add in (_add_train, _add_runs, _add_analyses, _add_lists):
+    for add in (_add_train, _add_runs, _add_analyses, _add_plan, _add_lists):
         add(commands)
     return parser
 
@@ -163,6 +163,23 @@ def _add_analyses(commands) -> None:
     robustness.add_argument("--cache", metavar="FOLDER", help="where made images are kept "
                             "(default: in the data folder)")
     robustness.set_defaults(call=run.robustness)
+
+
+def _add_plan(commands) -> None:
+    plan = commands.add_parser(
+        "plan",
+        help="compile an experiment's round for a TPU slice that is not here: memory, collectives",
+        epilog="example: fedjax-flat plan --config configs/fedsam.py:cifar100 --target tpu:v5e:2x2",
+        allow_abbrev=False,
+    )
+    plan.add_argument("--config", metavar="FILE", required=True,
+                      help="config file; --config.NAME=VALUE overrides")
+    plan.add_argument("--target", default="tpu:v5e:2x2", help="tpu:KIND:TOPOLOGY, e.g. "
+                      "tpu:v5e:4x4, tpu:v5p:2x2x1 (default: tpu:v5e:2x2)")
+    plan.add_argument("--import", dest="imports", action="append", default=[], metavar="FILE",
+                      help="Python file that registers what the config names; it is run")
+    plan.add_argument("--data", help="data folder (default: $FEDJAX_FLAT_DATA)")
+    plan.set_defaults(call=run.plan)
 
 
 def _add_lists(commands) -> None:

@@ -165,6 +165,18 @@ def robustness(args, rest: list[str]) -> int:
     return 0
 
 
+def plan(args, rest: list[str]) -> int:
+    """What an experiment's round needs on TPUs that are not here."""
+    from fedjax_flat import runtime
+
+    runtime.compile_for_absent_tpus()
+    from fedjax_flat.report import plan
+
+    config = load_config(args.config, rest, None, args.imports)
+    print(plan.page(plan.plan(config, args.target, args.data)))
+    return 0
+
+
 def algorithms(args, rest: list[str]) -> int:
     """Every method, or all about one."""
     from fedjax_flat import plugins
@@ -185,7 +197,7 @@ def algorithms(args, rest: list[str]) -> int:
 
 
 def datasets(args, rest: list[str]) -> int:
-    """Who owns what.sets"""
+    """Every data set there is."""
     from fedjax_flat import plugins
     from fedjax_flat.data import data_folder
     from fedjax_flat.report import datasets

@@ -1,4 +1,4 @@
-"""Settings of the machine below us, in one place: XLA's flags for CPU.
+"""Settings of the machine below us, in one place: XLA's flags for CPU, libtpu without a TPU.
 
 XLA reads its flags when jax starts a backend, so `import fedjax_flat` sets them; where jax has
 started one before, they come too late and change nothing. A flag that the user set in XLA_FLAGS is
@@ -29,6 +29,19 @@ def xla_flags(environment: Mapping[str, str], jaxlib_version: str) -> str:
         if jaxlib_version in versions and name not in flags:
             flags = f"{flags} {name}={value}".strip()
     return flags
+
+
+# What libtpu asks of a machine that is no TPU host, before jax is imported.
+NO_TPU_HERE = {
+    "JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1", "TPU_ACCELERATOR_TYPE": "v5litepod-4",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+}
+
+
+def compile_for_absent_tpus() -> None:
+    """Lets libtpu compile here; jax itself stays on the CPU."""
+    for name, value in NO_TPU_HERE.items():
+        os.environ.setdefault(name, value)
 
 
 def apply() -> None:

@@ -78,7 +78,7 @@ def test_scatter_touches_only_the_clients_that_took_part():
         (lambda: ff.uniform(10, 0), "between 1 and 10"),
         (lambda: ff.bernoulli(10, 11), "expected cohort of 11"),
         (lambda: ff.cohort_map("vmpa"), "Did you mean 'vmap'"),
-        (lambda: ff.cohort_map("chunked", chunk=0), "expected at least 1"),
+        (lambda: ff.cohort_map("chunked", chunk=-1), "expected 0 or more"),
     ],
 )
 def test_wrong_inputs(make, message):

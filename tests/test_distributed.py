@@ -45,6 +45,31 @@ def trained(run):
     return jax.tree.map(np.asarray, state.server)
 
 
+SHARED_STATE = """
+import jax, numpy as np
+from conftest import small_config
+import fedjax_flat as ff
+
+config = small_config(algorithm__name="scaffold", rounds=2, cohort__size=6, partition__clients=8)
+shared = ff.train(config, "RUN/a", progress=False)
+rows = [x.addressable_shards[0].data.shape[0] for x in jax.tree.leaves(shared.state.clients)]
+assert jax.device_count() == 4 and set(rows) == {2}, rows
+config.rounds = 3
+again = ff.train(config, "RUN/a", progress=False)  # resumes
+config.cohort.strategy, config.rounds = "map", 3
+alone = ff.train(config, "RUN/b", progress=False)
+for a, b in zip(jax.tree.leaves(again.state.clients), jax.tree.leaves(alone.state.clients)):
+    np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+"""
+
+
+def test_client_state_is_shared_by_the_devices(tmp_path):
+    code = SHARED_STATE.replace("RUN", str(tmp_path))
+    done = subprocess.run([sys.executable, "-c", code], env=environment(4), text=True,
+                          cwd=pathlib.Path(__file__).parent, capture_output=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
     run = tmp_path_factory.mktemp("alone") / "run"

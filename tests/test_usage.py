@@ -34,7 +34,7 @@ from fedjax_flat.settings import Setting
         ({"client__optimizer": "adam", "client__momentum": 0.5}, "it is of sgd"),
         ({"client__options": "b1=0.5"}, "sgd has client.momentum"),
         ({"client__nesterov": True}, "client.momentum is 0"),
-        ({"cohort__chunk": 3}, "cohort.strategy is not chunked"),
+        ({"cohort__strategy": "map", "cohort__chunk": 3}, "cohort.strategy is neither chunked"),
         ({"curvature__examples": 3}, "curvature.every is 0"),
         ({"partition__name": "iid", "partition__alpha": 0.1}, "partition iid has no alpha"),
         ({"model__name": "cnn", "model__hidden": (3,)}, "model cnn has no hidden"),

@@ -12,11 +12,12 @@ ever held, except under `vmap`.
 | `sharded` | devices share the cohort, sums by psum       | as within one device     |
 
 `auto` is `sharded` on several devices; on one, `map` on CPU, where clients in sequence use all
-cores already and convolutions with per-client weights are slow, and `vmap` elsewhere.
+cores already and convolutions with per-client weights are slow, and `vmap` elsewhere. With a
+`chunk`, a device of `sharded` has that many clients at once.
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -45,13 +46,35 @@ class CohortMap(NamedTuple):
 
     def replicate(self, tree: Any) -> Any:
         """Puts a copy of every array on each device of the mesh, in all processes."""
+        return self._put(tree, lambda x: PartitionSpec())
+
+    def share(self, clients: Any) -> Any:
+        """The state of all clients, of which each device has a part, in or out of a compiled step.
+
+        All of it, where the devices do not divide the clients, and in several processes, of which
+        one writes it to disk.
+        """
+        if self.mesh is None:
+            return clients
+        size = self.mesh.size
+        on_host = lambda x: jax.typeof(x).memory_space == jax.memory.Space.Host
+        split = lambda x: not (x.shape[0] % size or on_host(x) or jax.process_count() > 1)
+        spec_of = lambda x: PartitionSpec(AXIS) if split(x) else PartitionSpec()
+        if any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(clients)):
+            keep = lambda x: jax.lax.with_sharding_constraint(
+                x, NamedSharding(self.mesh, PartitionSpec(AXIS))
+            )
+            return jax.tree.map(lambda x: keep(x) if split(x) else x, clients)
+        return self._put(clients, spec_of)
+
+    def _put(self, tree: Any, spec_of: Callable[[Any], PartitionSpec]) -> Any:
         mesh = self.mesh
         if mesh is None:
             return tree
 
         def place(x):
             kind = x.sharding.memory_kind  # what is in host memory stays there
-            sharding = NamedSharding(mesh, PartitionSpec(), memory_kind=kind)
+            sharding = NamedSharding(mesh, spec_of(x), memory_kind=kind)
             if jax.process_count() == 1:
                 return jax.device_put(x, sharding)
             if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
@@ -115,25 +138,36 @@ def _sharded(work: Work, shared: Any, members: Any, *, mesh: Mesh, inner) -> tup
     return split(shared, members)
 
 
-def cohort_map(strategy: str = "auto", *, chunk: int = 8, devices: int = 0) -> CohortMap:
-    """The strategy of this name; `sharded` takes the first `devices` devices, 0 meaning all."""
-    if chunk < 1:
-        raise errors.UsageError(f"cohort.chunk = {chunk}: expected at least 1.")
-    present = jax.device_count()
+def cohort_map(
+    strategy: str = "auto", *, chunk: int = 0, devices: int = 0, among: Sequence[Any] = ()
+) -> CohortMap:
+    """The strategy of this name.
+
+    `sharded` takes the first `devices` of the devices `among` (by default those that are here), 0
+    meaning all. `chunk` clients are on a device at once; 0 is 8 if chunked, else as many as
+    there are.
+    """
+    if chunk < 0:
+        raise errors.UsageError(f"cohort.chunk = {chunk}: expected 0 or more.")
+    among = list(among) or jax.devices()
+    present, kind = len(among), among[0].platform
     if not 0 <= devices <= present:
         raise errors.UsageError(
-            f"cohort.devices = {devices}, but jax sees {present} ({jax.default_backend()}). Ask "
-            "for at most that many, or 0 for all."
+            f"cohort.devices = {devices}, but jax sees {present} ({kind}). Ask for at most that "
+            "many, or 0 for all."
         )
-    one_device = "map" if jax.default_backend() == "cpu" else "vmap"
+    one_device = "map" if kind == "cpu" else "vmap"
     if strategy == "auto":
         strategy = "sharded" if (devices or present) > 1 else one_device
     inner = {"vmap": _vmap, "map": _map}
 
     def sharded():
-        mesh = Mesh(np.array(jax.devices()[: devices or present]), (AXIS,))
-        run = functools.partial(_sharded, mesh=mesh, inner=inner[one_device])
-        return CohortMap(f"sharded over {mesh.size}, {one_device} on each", run, mesh)
+        mesh = Mesh(np.array(among[: devices or present]), (AXIS,))
+        each, name = inner[one_device], one_device
+        if chunk:
+            each, name = functools.partial(_chunked, chunk=chunk), f"chunked by {chunk}"
+        run = functools.partial(_sharded, mesh=mesh, inner=each)
+        return CohortMap(f"sharded over {mesh.size}, {name} on each", run, mesh)
 
     make = errors.lookup(
         "cohort strategy",
@@ -142,7 +176,7 @@ def cohort_map(strategy: str = "auto", *, chunk: int = 8, devices: int = 0) -> C
             "vmap": lambda: CohortMap("vmap", _vmap),
             "map": lambda: CohortMap("map", _map),
             "chunked": lambda: CohortMap(
-                f"chunked by {chunk}", functools.partial(_chunked, chunk=chunk)
+                f"chunked by {chunk or 8}", functools.partial(_chunked, chunk=chunk or 8)
             ),
             "sharded": sharded,
         },

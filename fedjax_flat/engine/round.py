@@ -172,7 +172,7 @@ def round_step(
             round=state.round + 1,
             key=state.key,
             server=server,
-            clients=client_state.scatter(state.clients, cohort, rows),
+            clients=cohort_map.share(client_state.scatter(state.clients, cohort, rows)),
             averages={
                 name: average.update(state.averages[name], model, state.round)
                 for name, average in averages.items()

@@ -133,7 +133,10 @@ SETTINGS: dict[str, Setting] = {
     "cohort.size": Setting(10, at_least=1),
     "cohort.sampling": Setting("uniform", choices=("uniform", "bernoulli")),
     "cohort.strategy": Setting("auto", "auto | vmap | map | chunked | sharded"),
-    "cohort.chunk": Setting(8, "clients at once, if chunked", at_least=1),
+    "cohort.chunk": Setting(
+        0, "clients at once on a device, if chunked or sharded; 0: 8 if chunked, else all",
+        at_least=0,
+    ),
     "cohort.devices": Setting(0, "if sharded: how many, 0 for all", at_least=0),
     "cohort.client_state": Setting("auto", "where it is kept: auto | device | host"),
 

@@ -113,7 +113,9 @@ class _Files:
         state = restored[1] if restored else like
         if start >= 0 and jax.process_count() > 1:
             state = with_keys(distributed.from_primary(without_keys(state)), like)
-        return max(start, 0), self.built.over.replicate(state)
+        over = self.built.over
+        clients = over.share(state.clients)
+        return max(start, 0), over.replicate(state._replace(clients=()))._replace(clients=clients)
 
     def begin(self, start: int) -> None:
         """Records the settings, and drops the metrics of rounds that will be run again."""

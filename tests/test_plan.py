@@ -1,0 +1,112 @@
+"""The round of every kind, lowered for devices that are not here, and plans for TPUs."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+
+import jax
+import pytest
+from jax import export
+from methods import algorithm_of, problem
+
+import fedjax_flat as ff
+from fedjax_flat.algorithms import METHODS
+from fedjax_flat.report import plan as plans
+from fedjax_flat.report.plan import Compiled, Plan
+
+GB = 10**9
+
+
+def lowered(algorithm, strategy="vmap"):
+    """One round for CUDA and TPU: refused by jax where something would call back to the host."""
+    p = problem()
+    step = ff.round_step(algorithm, ff.uniform(7, 4), ff.cohort_map(strategy), task=p.task)
+    state = jax.eval_shape(
+        lambda: ff.init_state(algorithm, p.task.init(jax.random.key(0)), 7, jax.random.key(1))
+    )
+    return export.export(jax.jit(step), platforms=("cuda", "tpu"))(state, p.data)
+
+
+@pytest.mark.parametrize("name", [n for n in METHODS if n not in ("fedbn", "silobn")])
+def test_every_method_lowers_for_cuda_and_tpu(name):
+    made = lowered(algorithm_of(name))
+    assert made.platforms == ("cuda", "tpu")
+    assert "callback" not in made.mlir_module()
+
+
+@pytest.mark.parametrize("strategy", ["map", "chunked"])
+def test_every_strategy_lowers(strategy):
+    assert lowered(algorithm_of("scaffold"), strategy).platforms == ("cuda", "tpu")
+
+
+@pytest.mark.parametrize(("name", "shape"), [
+    ("cnn", (32, 32, 3)), ("resnet20", (8, 8, 3)), ("mobilenetv2", (32, 32, 3)),
+])
+def test_every_kind_of_layer_lowers_with_its_gradient(name, shape):
+    model = ff.models.build(name, num_classes=5, inputs=shape)
+    variables = jax.eval_shape(model.init, jax.random.key(0))
+
+    def gradient(params, x):
+        value = lambda p: model.apply(variables._replace(params=p), x).logits.sum()
+        return jax.grad(value)(params)
+
+    x = jax.ShapeDtypeStruct((2, *shape), jax.numpy.float32)
+    made = export.export(jax.jit(gradient), platforms=("cuda", "tpu"))(variables.params, x)
+    assert "callback" not in made.mlir_module()
+
+
+def made_up(as_asked, one_each, cohort=32):
+    of = lambda memory: Compiled("s", memory - GB // 10, GB // 10, 1e9, 1e9, {"all-reduce": 2}, 1)
+    return Plan("tpu:v5e:2x2", 4, 16e9, cohort, of(as_asked), of(one_each))
+
+
+def test_advice():
+    """8 clients on a chip take 9 GB, one takes 2: 1 GB each, so 15 fit into 16."""
+    fits = made_up(9 * GB, 2 * GB)
+    assert fits.per_client == GB
+    assert fits.largest_chunk == 15
+    assert "cohort of 60 without chunks" in plans.advice(fits)
+    too_many = made_up(30 * GB, 2 * GB)
+    assert too_many.largest_chunk == 4
+    assert "14,000 MB too much" in plans.advice(too_many)
+    assert "cohort.chunk=4" in plans.advice(too_many)
+    assert "2,000 MB more than a chip has" in plans.advice(made_up(30 * GB, 18 * GB))
+    assert made_up(2 * GB, 2 * GB, cohort=4).largest_chunk == 1
+    assert "2 all-reduce" in plans.page(fits)
+
+
+@pytest.mark.parametrize(("target", "message"), [
+    ("v5e:2x2", "expected tpu:KIND:TOPOLOGY"),
+    ("gpu:a100:1", "expected tpu:KIND:TOPOLOGY"),
+    ("tpu:v5:2x2", "unknown TPU 'v5'.*Did you mean"),
+])
+def test_wrong_targets(target, message):
+    with pytest.raises(ff.UsageError, match=message):
+        plans.devices_of(target)
+
+
+def command(*arguments):
+    run = [sys.executable, "-m", "fedjax_flat", "plan", "--config", "configs/digits_fedavg.py"]
+    root = os.path.dirname(os.path.dirname(__file__))
+    return subprocess.run([*run, *arguments], cwd=root, capture_output=True, text=True)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("libtpu") is not None, reason="libtpu is here")
+def test_without_libtpu():
+    done = command()
+    assert done.returncode == 2
+    assert "pip install 'fedjax-flat[plan]'" in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs the extra plan")
+@pytest.mark.parametrize(("target", "settings", "said"), [
+    ("tpu:v5e:2x2", ("algorithm.name=scaffold", "client.sharpness=asam"), "fits"),
+    ("tpu:v5e:4x4", ("cohort.size=20",), "16 chips"),
+    ("tpu:v5e:3x7", (), "no such topology"),
+])
+def test_compiled_for_tpus(target, settings, said):
+    done = command("--target", target, *(f"--config.{s}" for s in settings))
+    assert said in done.stdout + done.stderr, done.stderr
+    assert "Traceback" not in done.stderr
