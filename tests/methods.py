@@ -7,6 +7,7 @@ import numpy as np
 import reference
 import reference_methods as ref
 import reference_open as open_ref
+import reference_teachers as teachers
 from conftest import Problem
 
 from fedjax_flat import testing
@@ -89,6 +90,30 @@ CASES = {
         "feddc", {"feddc__alpha": 0.1, "feddc__variant": "released"},
         lambda c: open_ref.feddc(c, 0.1, released=True),
     ),
+    "fedgkd": (
+        "fedgkd", {"fedgkd__gamma": 2.0, "fedgkd__models": 3},
+        lambda c: teachers.fedgkd(c, 2.0, size=3),
+    ),
+    "fedgkd_vote": (
+        "fedgkd_vote", {"fedgkd__gamma": 2.0, "fedgkd__models": 3},
+        lambda c: teachers.fedgkd(c, 2.0, size=3, vote=True),
+    ),
+    "fedgkd of one model": (
+        "fedgkd", {"fedgkd__gamma": 2.0, "fedgkd__models": 1}, lambda c: teachers.fedgkd(c, 2.0)
+    ),
+    "fedmlb": (
+        "fedmlb", {"fedmlb__lambda1": 0.5, "fedmlb__lambda2": 2.0},
+        lambda c: teachers.fedmlb(c, 0.5, 2.0),
+    ),
+    "moon": ("moon", {"moon__mu": 2.0}, lambda c: teachers.moon(c, 2.0, 0.5)),
+    "feddyn+fedmlb": (
+        "feddyn+fedmlb", {"feddyn__alpha": 0.1, "weighting": "uniform"},
+        lambda c: teachers.feddyn_fedmlb(c, 0.1),
+    ),
+    "fedavgm+fedmlb": ("fedavgm+fedmlb", {}, lambda c: teachers.fedavgm_fedmlb(c, 0.9)),
+    "fedadam+moon": (
+        "fedadam+moon", {}, lambda c: teachers.moon(c, step=ref.adaptive("adam", 0.01))
+    ),
     "fedgh": ("fedgh", {}, ref.fedgh),
     "fedgh by layer": ("fedgh", {"fedgh__scope": "layer"}, lambda c: ref.fedgh(c, layer_slices(c))),
 }
@@ -99,6 +124,9 @@ NO_DUALS = {"fedgloss__rho": 0.0, "fedgloss__duals": False}
 LIMITS = [
     (("fedprox", {"fedprox__mu": 0.0}), ("fedavg", {}), 0),
     (("fedntd", {"fedntd__beta": 0.0}), ("fedavg", {}), 1e-6),
+    (("fedgkd", {"fedgkd__gamma": 0.0}), ("fedavg", {}), 0),
+    (("fedmlb", {"fedmlb__lambda1": 0.0, "fedmlb__lambda2": 0.0}), ("fedavg", {}), 0),
+    (("moon", {"moon__mu": 0.0}), ("fedavg", {}), 0),
     (("fedsam", {"client__rho": 0.0}), ("fedavg", {}), 1e-6),
     (("fedasam", {"client__rho": 0.0}), ("fedavg", {}), 1e-6),
     (("adabest", {"adabest__mu": 0.0, "adabest__beta": 0.0}), ("fedavg", {}), 0),

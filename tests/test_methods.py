@@ -12,12 +12,13 @@ from fedjax_flat.engine.round import traffic
 from fedjax_flat.testing import COHORT, SIZES
 
 # Of a model with normalisation, which the problem here has not: test_batchnorm.py.
-ELSEWHERE = {"fedbn", "silobn"}
+# Of one with images in it: test_teachers.py.
+ELSEWHERE = {"fedbn", "silobn", "fedfa"}
 NAMES = [name for name in METHODS if name not in ELSEWHERE]
 
 
 def test_every_method_has_a_reference_and_a_hard_problem():
-    assert {name for name, _, _ in CASES.values()} == set(NAMES)
+    assert {part for name, _, _ in CASES.values() for part in name.split("+")} == set(NAMES)
     drawn = clients().rounds
     assert any(2 in members for members in drawn), "the client without examples is drawn"
     absent = set(range(len(SIZES))) - set(drawn[0])
@@ -57,8 +58,9 @@ class TestContract:
         assert float(first.infos[0].metrics["cosine"]) == 0
 
 
-# One of each kind: two exchanges, kept deltas, control variates, an ascent with a memory, a term.
-KINDS = ("naivefedgloss", "fedgh", "scaffold", "fedsmoo", "fedntd")
+# One of each kind: two exchanges, kept deltas, control variates, an ascent with a memory, a term,
+# something kept beside a method.
+KINDS = ("naivefedgloss", "fedgh", "scaffold", "fedsmoo", "fedntd", "moon")
 per_kind = pytest.mark.parametrize(
     "name", [pytest.param(n, marks=() if n in KINDS else pytest.mark.slow) for n in NAMES]
 )
@@ -79,7 +81,7 @@ TRAFFIC = {
     "scaffold": (2, 2, 1), "fedgamma": (2, 2, 1), "feddyn": (1, 1, 1), "adabest": (1, 1, 1),
     "mime": (4, 2, 0), "mimelite": (2, 2, 0), "fedcm": (2, 1, 0), "mofedsam": (2, 1, 0),
     "fedspeed": (1, 1, 1), "fedsmoo": (2, 2, 2), "fedgloss": (1, 1, 1), "naivefedgloss": (2, 2, 1),
-    "feddc": (2, 2, 2),
+    "feddc": (2, 2, 2), "fedgkd": (2, 1, 0), "fedgkd_vote": (3, 1, 0), "moon": (1, 1, 1),
 }
 
 

@@ -3,7 +3,7 @@
 import importlib
 import pkgutil
 
-from fedjax_flat.algorithms.addition import Addition, added, with_term
+from fedjax_flat.algorithms.addition import Addition, Beside, added, beside, with_term
 from fedjax_flat.algorithms.base import (
     Algorithm,
     Exchange,
@@ -25,7 +25,7 @@ for _found in pkgutil.iter_modules(__path__):
         globals()[_found.name] = getattr(_module, _found.name)  # the factory, not its module
 
 __all__ = [
-    "METHODS", "Addition", "Algorithm", "Exchange", "Method", "Parts", "Reply", "Uploads",
-    "add_methods", "added", "combine", "compressed", "difference", "personal", "replies",
+    "METHODS", "Addition", "Algorithm", "Beside", "Exchange", "Method", "Parts", "Reply", "Uploads",
+    "add_methods", "added", "beside", "combine", "compressed", "difference", "personal", "replies",
     "with_term", "zeros",
 ]

@@ -29,13 +29,15 @@ def fedntd(*, beta: float = 1.0, tau: float = 1.0, reverse: bool = False) -> Add
 
     def teach(client, anchor, data):
         del data
-        return Term(
-            lambda outputs, batch, teacher: beta * tau**2 * terms.batch_mean(
+
+        def loss(outputs, batch, teacher):
+            terms.check_classes("fedntd", outputs, batch)
+            return beta * tau**2 * terms.batch_mean(
                 not_true_divergence(teacher.logits, outputs.logits, batch.labels, tau, reverse),
                 batch,
-            ),
-            context=terms.outputs_of(client.task, anchor),
-        )
+            )
+
+        return Term(loss, context=terms.outputs_of(client.task, anchor))
 
     return Addition(with_term(teach))
 
@@ -44,11 +46,6 @@ def not_true_divergence(
     teacher: jax.Array, student: jax.Array, labels: jax.Array, tau: float, reverse: bool
 ) -> jax.Array:
     """KL of the two softmaxes without the true class, per example."""
-    if labels.ndim != 1:
-        raise errors.UsageError(
-            f"fedntd with labels of shape {labels.shape}: expected one class per example, so no "
-            "mixup."
-        )
     true = jax.nn.one_hot(labels, student.shape[-1], dtype=bool)
     others = lambda logits: jax.nn.log_softmax(jnp.where(true, -jnp.inf, logits / tau), axis=-1)
     target, other = others(teacher), others(student)

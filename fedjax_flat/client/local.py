@@ -32,6 +32,7 @@ class LocalInfo(NamedTuple):
     drift: jax.Array  # mean over local epochs of ||w - anchor||
     steps: jax.Array
     model: Any  # where training ended, own part and all; () if nothing was trained
+    measured: dict[str, Any]  # what additions found while training, by name
 
 
 class LocalResult(NamedTuple):
@@ -114,7 +115,7 @@ def local_training(
             end = visit(start, data, key)
         else:
             end = _in_sequence(visit, chain, start, data, key)
-        info = LocalInfo(end.sums, end.drift, end.steps, end.variables)
+        info = LocalInfo(end.sums, end.drift, end.steps, end.variables, {})
         shared = parts.put(end.variables, parts.take(variables, lambda name: name in data.own))
         return LocalResult(shared, info, end.states[0])
 
@@ -267,7 +268,7 @@ def full_gradient(client: Client, variables: Variables, data: ClientData) -> tup
     gradient = jax.tree.map(lambda g: g / jnp.maximum(sums["units"], 1).astype(g.dtype), total)
     gradient = parts.without(Variables(gradient), lambda name: name in data.own).params
     zero = jnp.zeros((), jnp.float32)
-    return gradient, LocalInfo(sums, zero, jnp.zeros((), jnp.int32), ())
+    return gradient, LocalInfo(sums, zero, jnp.zeros((), jnp.int32), (), {})
 
 
 def tree_distance(a: Any, b: Any) -> jax.Array:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fedjax_flat import errors
 from fedjax_flat.data import Batch
 from fedjax_flat.models import Outputs, Variables
 from fedjax_flat.tasks import Task, count, masked_sum
@@ -31,3 +32,23 @@ def outputs_of(task: Task, model: Variables) -> Callable[[Batch], Outputs]:
 def batch_mean(values: jax.Array, batch: Batch) -> jax.Array:
     """The mean over the batch's real examples."""
     return masked_sum(values, batch.mask) / jnp.maximum(count(batch.mask), 1)
+
+
+def divergence(target: jax.Array, logits: jax.Array) -> jax.Array:
+    """KL(softmax(target) || softmax(logits)) over the last axis."""
+    log_p, log_q = (jax.nn.log_softmax(z, axis=-1) for z in (target, logits))
+    return jnp.sum(jnp.exp(log_p) * (log_p - log_q), axis=-1)
+
+
+def check_classes(name: str, outputs: Outputs, batch: Batch, *, mixed: bool = False) -> None:
+    """Refuses what is no classification; with mixed labels, unless `mixed` is fine."""
+    shape, labels = jnp.shape(outputs.logits), jnp.shape(batch.labels)
+    if len(shape) != 2 or shape[1] < 2 or labels not in (shape[:1], shape):
+        raise errors.UsageError(
+            f"{name} with labels of shape {labels} and outputs of shape {shape}: expected "
+            "(batch,) and (batch, classes), that is task.name = 'classification'."
+        )
+    if labels == shape and not mixed:
+        raise errors.UsageError(
+            f"{name} with labels of shape {labels}: expected one class per example, so no mixup."
+        )

@@ -159,13 +159,18 @@ def why_unused(name: str, config: Config, choices: Mapping[str, Setting]) -> str
 
 def check_combination(config: Config) -> None:
     """Refuses what a method cannot be combined with, and says why."""
-    method, client, server = method_of(config), config.client, config.server
+    (method, added), client, server = methods_of(config), config.client, config.server
     averages(config)
     check_crops(config.data.crop_padding, config.data.resized_crop)
 
     def refuse(setting: str, value: Any, why: str) -> None:
         raise errors.UsageError(f"{setting} = {value} does not go with {method.name}: {why}")
 
+    if added and not _takes_steps(config):
+        raise errors.UsageError(
+            f"algorithm.name = {config.algorithm.name!r}: {added[0].name} changes what local steps "
+            f"do, and {method.name} takes none. Add it to fedavg."
+        )
     if method.sharpness == "own" and client.sharpness != "none":
         refuse("client.sharpness", client.sharpness, "it has an ascent of its own, of radius "
                "client.rho. Leave client.sharpness at none.")

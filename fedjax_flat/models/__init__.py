@@ -28,18 +28,24 @@ from fedjax_flat.settings import Setting, Settings, check_options
 
 # make(num_classes=..., **settings) -> flax module
 MODELS: Registry[Entry] = Registry("model")
-MODELS.add("cnn", entry(CNN))
+_PROJECTION = {"projection": Setting(
+    0, "width of a head of two layers before the classifier; 0 is none", at_least=0
+)}
+MODELS.add("cnn", entry(CNN, _PROJECTION))
 MODELS.add("mlp", entry(MLP, {
     "hidden": Setting((64,), "widths of the hidden layers"),
     "norm": Setting("none", "after each hidden layer", choices=("none", "batch")),
+    **_PROJECTION,
 }))
-MODELS.add("lenet", entry(LeNet))
+MODELS.add("lenet", entry(LeNet, _PROJECTION))
 MODELS.add("femnist_cnn", entry(FemnistCNN, {
     "variant": Setting("mora", "whose network", choices=VARIANTS),
+    **_PROJECTION,
 }))
 _RESNET = {
     "norm": Setting("group", "after each convolution", choices=("group", "batch")),
     "groups": Setting(2, "of each GroupNorm", at_least=1),
+    **_PROJECTION,
 }
 MODELS.add("resnet18", entry(ResNet18, _RESNET))
 MODELS.add("resnet20", entry(ResNet20, _RESNET))

@@ -43,11 +43,12 @@ class Model(NamedTuple):
     A key switches training mode on (dropout, batch statistics); without one the network is
     evaluated. Rows where `mask` is False are padding and count in no statistic. The network goes on
     with `at_blocks(i, x)` in place of the value x at the end of block i; what led to a value that
-    is replaced is not computed.
+    is replaced is not computed. `inputs` are the shapes and types of what it reads, batch first.
     """
 
     init: Callable[[jax.Array], Variables]
     apply: Callable[..., Outputs]
+    inputs: Any = None
 
 
 PRECISIONS = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
@@ -119,7 +120,7 @@ def from_linen(
             logits = jax.tree.map(lambda x: x.astype(jnp.float32), logits)
         return Outputs(logits, read[-1] if read else (), stats, tuple(blocks))
 
-    return Model(init, apply)
+    return Model(init, apply, inputs)
 
 
 def _parameters(module: nn.Module) -> set[str]:

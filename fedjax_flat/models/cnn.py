@@ -8,13 +8,14 @@ changes nothing but the work.
 import flax.linen as nn
 import jax
 
-from fedjax_flat.models.layers import Conv, Dense, EndOfBlock
+from fedjax_flat.models.layers import Conv, Dense, EndOfBlock, Projection
 
 
 class CNN(nn.Module):
     """For images of 32x32x3; the flattened features are 64 * 5 * 5 = 1600."""
 
     num_classes: int
+    projection: int = 0
 
     @nn.compact
     def __call__(self, x: jax.Array, *, train: bool = False) -> jax.Array:
@@ -24,4 +25,4 @@ class CNN(nn.Module):
         x = x.reshape(x.shape[0], -1)
         for width in (384, 192):
             x = EndOfBlock()(nn.relu(Dense(width)(x)))
-        return Dense(self.num_classes, name="classifier")(x)
+        return Dense(self.num_classes, name="classifier")(Projection(self.projection)(x))

@@ -14,7 +14,7 @@ networks with the same list of layers. ReLU follows every layer but the last.
 import flax.linen as nn
 import jax
 
-from fedjax_flat.models.layers import Conv, Dense, EndOfBlock
+from fedjax_flat.models.layers import Conv, Dense, EndOfBlock, Projection
 
 VARIANTS = ("mora", "fedseq", "mcmahan")
 
@@ -24,6 +24,7 @@ class FemnistCNN(nn.Module):
 
     num_classes: int
     variant: str = "mora"
+    projection: int = 0
 
     @nn.compact
     def __call__(self, x: jax.Array, *, train: bool = False) -> jax.Array:
@@ -36,4 +37,5 @@ class FemnistCNN(nn.Module):
             for features in (32, 64):
                 x = EndOfBlock()(nn.relu(Conv(features, (5, 5), padding="SAME", pool=2)(x)))
             x = nn.relu(Dense(512)(x.reshape(x.shape[0], -1)))
-        return Dense(self.num_classes, name="classifier")(EndOfBlock()(x))
+        x = Projection(self.projection)(EndOfBlock()(x))
+        return Dense(self.num_classes, name="classifier")(x)

@@ -90,6 +90,23 @@ class EndOfBlock(nn.Module):
         return x
 
 
+class Projection(nn.Module):
+    """Two layers between the features and the classifier, which then reads what they make of them.
+
+    Li, He, Song, "Model-contrastive federated learning" (CVPR 2021): as wide as the features, ReLU,
+    `width`. A network's setting `projection` is the width; 0 leaves the features as they are.
+    """
+
+    width: int
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        if not self.width:
+            return x
+        x = nn.relu(Dense(x.shape[-1])(x))
+        return Dense(self.width)(x)
+
+
 class GroupNorm(nn.Module):
     """Group normalisation of images, with the parameters of `nn.GroupNorm`."""
 

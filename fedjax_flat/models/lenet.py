@@ -10,13 +10,14 @@ sub-sampling, and the first convolution padded, so that 28x28 becomes LeNet-5's 
 import flax.linen as nn
 import jax
 
-from fedjax_flat.models.layers import Conv, Dense, EndOfBlock
+from fedjax_flat.models.layers import Conv, Dense, EndOfBlock, Projection
 
 
 class LeNet(nn.Module):
     """LeNet-5 with ReLU and max pooling, for 28x28 greyscale; larger images and colour work too."""
 
     num_classes: int
+    projection: int = 0
 
     @nn.compact
     def __call__(self, x: jax.Array, *, train: bool = False) -> jax.Array:
@@ -26,4 +27,4 @@ class LeNet(nn.Module):
         x = x.reshape(x.shape[0], -1)
         for width in (120, 84):
             x = EndOfBlock()(nn.relu(Dense(width)(x)))
-        return Dense(self.num_classes, name="classifier")(x)
+        return Dense(self.num_classes, name="classifier")(Projection(self.projection)(x))

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import flax.linen as nn
 import jax
 
-from fedjax_flat.models.layers import BatchNorm, Dense, EndOfBlock
+from fedjax_flat.models.layers import BatchNorm, Dense, EndOfBlock, Projection
 
 
 class MLP(nn.Module):
@@ -14,6 +14,7 @@ class MLP(nn.Module):
     num_classes: int
     hidden: Sequence[int] = (64,)
     norm: str = "none"  # none | batch
+    projection: int = 0
 
     @nn.compact
     def __call__(
@@ -25,4 +26,4 @@ class MLP(nn.Module):
             if self.norm == "batch":
                 x = BatchNorm()(x, train=train, mask=mask)
             x = EndOfBlock()(nn.relu(x))
-        return Dense(self.num_classes, name="classifier")(x)
+        return Dense(self.num_classes, name="classifier")(Projection(self.projection)(x))

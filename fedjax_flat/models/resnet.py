@@ -20,7 +20,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from fedjax_flat.models.layers import Conv, Dense, EndOfBlock, normalise
+from fedjax_flat.models.layers import Conv, Dense, EndOfBlock, Projection, normalise
 
 AROUND = ((1, 1), (1, 1))  # PyTorch's padding=1, which differs from SAME under strides
 
@@ -63,6 +63,7 @@ class _ResNet(_Normed):
     widths: Sequence[int] = ()
     blocks: int = 2
     shortcut: str = "conv"
+    projection: int = 0
 
     @nn.compact
     def __call__(
@@ -75,7 +76,8 @@ class _ResNet(_Normed):
                 stride = 2 if stage and i == 0 else 1
                 x = Block(self.norm, self.groups, features, stride, self.shortcut)(x, **mode)
             x = EndOfBlock()(x)
-        return Dense(self.num_classes, name="classifier")(jnp.mean(x, axis=(1, 2)))
+        x = Projection(self.projection)(jnp.mean(x, axis=(1, 2)))
+        return Dense(self.num_classes, name="classifier")(x)
 
 
 class ResNet18(_ResNet):

@@ -16,13 +16,7 @@ GRADIENTS_OF_SAM = 2
 def describe(name: str) -> dict[str, Any]:
     """One method. Traffic and state are in models, per client and round, per client, per server."""
     method = METHODS[name]
-    config = experiment.default_config()
-    config.algorithm.name = name
-    try:
-        built = experiment.build(config)
-    except errors.UsageError:  # a method for models with normalisation
-        config.model.norm = "batch"
-        built = experiment.build(config)
+    built = _on_a_network_for(name)
     state = jax.eval_shape(built.init)
     model = _floats(built.algorithm.models(state.server)["global"])
     sent = traffic(built.algorithm, state, built.data_of([0]))
@@ -47,6 +41,19 @@ def describe(name: str) -> dict[str, Any]:
             for name, s in method.settings.items()
         },
     }
+
+
+def _on_a_network_for(name: str) -> experiment.Experiment:
+    """The method on the first network it takes: plain, with normalisation, with convolutions."""
+    for options in ({}, {"norm": "batch"}, {"name": "resnet20"}):
+        config = experiment.default_config()
+        config.algorithm.name = name
+        config.model.update(options)
+        try:
+            return experiment.build(config)
+        except errors.UsageError as e:
+            refused = e
+    raise refused
 
 
 def overview() -> str:

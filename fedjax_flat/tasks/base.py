@@ -22,7 +22,8 @@ class Task(NamedTuple):
 
     `prepare` turns stored examples into network inputs, augmented with a key, only normalised
     without one. A key in `forward` switches training mode on; `at_blocks` is that of `Model.apply`.
-    `score` names the entry of the report by which runs are compared: larger is better.
+    `score` names the entry of the report by which runs are compared: larger is better. `inputs` are
+    the shapes and types of what the network reads, batch first, for those who ask before training.
     """
 
     init: Callable[[jax.Array], Variables]
@@ -32,6 +33,7 @@ class Task(NamedTuple):
     sums: Callable[[Outputs, Batch], Sums]
     report: Callable[[Sums], dict[str, jax.Array]]
     score: str
+    inputs: Any = None
 
     def measure(self, outputs: Outputs, batch: Batch) -> Sums:
         """Sums over a batch: loss, units, examples, and the task's own."""
@@ -79,7 +81,7 @@ def of_network(
     def forward(variables, batch, key, at_blocks=None):
         return model.apply(variables, batch.inputs, key, batch.mask, at_blocks)
 
-    return Task(model.init, preprocess.apply, forward, losses, sums, report, score)
+    return Task(model.init, preprocess.apply, forward, losses, sums, report, score, model.inputs)
 
 
 def masked_sum(values: jax.Array, mask: jax.Array) -> jax.Array:
