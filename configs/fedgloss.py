@@ -13,7 +13,7 @@ Options after the colon, with their defaults:
     method=fedgloss_sam    fedavg fedprox feddyn scaffold fedgloss, and with SAM on clients: fedsam
                            feddyn_sam fedspeed fedgamma fedsmoo fedgloss_sam naivefedgloss
     no_duals               FedGloSS without the terms of ADMM (table 4.17)
-    variant=paper          released: the released code's dual and server radius
+    variant=paper          released: the released code's dual and radii while they warm up
     released               the authors' split, from fedsam-splits.npz in the data folder
 
 Accuracy in the papers (%), mean over the last 100 of 10,000 (CIFAR-10) and 20,000 rounds, 3 seeds:

@@ -7,6 +7,7 @@ import numpy as np
 import reference
 import reference_methods as ref
 import reference_open as open_ref
+import reference_released as released
 from conftest import Problem
 
 from fedjax_flat import testing
@@ -77,6 +78,12 @@ CASES = {
     "fedgloss released": (
         "fedgloss", {"fedgloss__variant": "released"},
         lambda c: ref.fedgloss(c, 0.15, 10.0, released=True),
+    ),
+    "fedgloss released, warm-up": (
+        "fedgloss", {"fedgloss__variant": "released", **SAM, "client__rho_warmup": 3},
+        lambda c: released.fedgloss(
+            c, 10.0, released.fedgloss_radii(len(c.rounds), 0.001, 0.2, 0.15, 3)
+        ),
     ),
     "naivefedgloss": ("naivefedgloss", {}, lambda c: ref.fedgloss(c, 0.15, 10.0, naive=True)),
     "fedntd": ("fedntd", {"fedntd__tau": 2.0}, lambda c: open_ref.fedntd(c, 1.0, 2.0)),

@@ -1,0 +1,41 @@
+"""What the authors' released programs do where their papers say otherwise, in plain NumPy."""
+
+import numpy as np
+from reference_methods import unit
+
+
+def fedgloss_radii(rounds, rho_0, rho_clients, rho_server, warmup):
+    """One radius per round, of clients and of the server, as tables that are filled one by one."""
+    if warmup <= 1:
+        return [rho_clients] * rounds, [rho_server] * rounds
+    of_clients = [rho_0]
+    while len(of_clients) <= warmup:
+        of_clients.append(of_clients[-1] + (rho_clients - rho_0) / warmup)
+    of_clients += [rho_clients] * (rounds - len(of_clients))
+    of_server = [rho_0]  # each next one is the last of the clients' plus a step of the server's
+    while len(of_server) <= warmup:
+        of_server.append(of_clients[-1] + (rho_server - rho_0) / warmup)
+    of_server += [rho_server] * (rounds - len(of_server))
+    return of_clients[:rounds], of_server[:rounds]
+
+
+def fedgloss(c, beta, radii):
+    """With SAM on clients, radii that change from round to round, and the weaker server dual."""
+    w = c.w0
+    direction, sigma = np.zeros_like(w), np.zeros_like(w)
+    sigmas = np.zeros((c.num_clients, len(w)))
+    for t, (rho, rho_server) in enumerate(zip(*radii, strict=True)):
+        start, trained = w + rho_server * unit(direction), {}
+        for k, batches in c.cohort(t).items():
+
+            def gradient(v, b, k=k, start=start, rho=rho):
+                there = c.grad(v + rho * unit(c.grad(v, b)), b)
+                return there - sigmas[k] + (v - start) / beta
+
+            trained[k] = c.train(start, batches, gradient)
+        for k, v in trained.items():
+            sigmas[k] -= (v - start) / beta
+            sigma = sigma - (v - start) / (beta * c.num_clients * len(trained))
+        direction = c.mean({k: start - v for k, v in trained.items()})
+        w = w - direction - beta * sigma
+    return w
