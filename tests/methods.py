@@ -44,6 +44,10 @@ CASES = {
         "fedadagrad", {"server__adaptive__beta1": 0.0},
         lambda c: ref.fedopt(c, ref.adaptive("adagrad", 0.01, b1=0.0)),
     ),
+    "fedadagrad from zero": (
+        "fedadagrad", {"server__adaptive__beta1": 0.0, "server__adaptive__initial": "zero"},
+        lambda c: ref.fedopt(c, released.adagrad(0.01, 1e-3)),
+    ),
     "fedyogi": ("fedyogi", {}, lambda c: ref.fedopt(c, ref.adaptive("yogi", 0.01))),
     "fedprox": ("fedprox", {"fedprox__mu": 0.5}, lambda c: ref.fedopt(c, ref.plain, mu=0.5)),
     "scaffold": ("scaffold", {}, ref.scaffold),

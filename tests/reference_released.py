@@ -39,3 +39,26 @@ def fedgloss(c, beta, radii):
         direction = c.mean({k: start - v for k, v in trained.items()})
         w = w - direction - beta * sigma
     return w
+
+
+def adam(rate, b1, b2, epsilon):
+    """Of PyTorch, as a server step."""
+
+    def step(w, delta, memory):
+        t = memory["t"] = memory.get("t", 0) + 1
+        memory["m"] = b1 * memory.get("m", 0) + (1 - b1) * delta
+        memory["v"] = b2 * memory.get("v", 0) + (1 - b2) * delta**2
+        m, v = memory["m"] / (1 - b1**t), memory["v"] / (1 - b2**t)
+        return w - rate * m / (np.sqrt(v) + epsilon)
+
+    return step
+
+
+def adagrad(rate, epsilon):
+    """Of PyTorch: squares are summed from 0 on."""
+
+    def step(w, delta, memory):
+        memory["v"] = memory.get("v", 0) + delta**2
+        return w - rate * delta / (np.sqrt(memory["v"]) + epsilon)
+
+    return step

@@ -113,6 +113,9 @@ SETTINGS: dict[str, Setting] = {
     "server.adaptive.epsilon": Setting(
         "outside", "tau beside the root or under it", choices=("outside", "inside")
     ),
+    "server.adaptive.initial": Setting(
+        "tau", "v before the first round: tau^2 or 0", choices=("tau", "zero")
+    ),
     "server.adaptive.bias_correction": Setting(False),
     "server.average": Setting(
         "none", "models beside the trained one", choices=("none", "swa", "wima", "swa+wima")
