@@ -148,6 +148,8 @@ def test_every_row_of_the_fedgloss_tables(name, data):
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
+        ("cifar10", {"data.std": (0.2470, 0.2434, 0.2616), "data.mean": (0.4914, 0.4822, 0.4465)}),
+        ("cifar100", {"data.std": (0.2673, 0.2564, 0.2762), "data.mean": (0.5071, 0.4865, 0.4409)}),
         ("cifar10", {"client.rho": 0.15, "client.rho_warmup": 2000, "algorithm.fedgloss.rho": 0.15,
                      "algorithm.fedgloss.beta": 10.0}),
         ("cifar100", {"client.rho": 0.2, "client.rho_warmup": 15_000,

@@ -50,6 +50,8 @@ SETTINGS: dict[str, Setting] = {
         "auto", "where examples are: host keeps them off the device; auto is device if they fit",
         choices=("auto", "device", "host"),
     ),
+    "data.mean": Setting((), "of the channels, by which inputs are normalised; () is the source's"),
+    "data.std": Setting((), "their deviations; () is the source's"),
     "data.crop_padding": Setting(0, "pixels around an image of which a crop is taken", at_least=0),
     "data.resized_crop": Setting(
         0, "side to which a random part of an image is resized; 0 is none", at_least=0
