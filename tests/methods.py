@@ -59,6 +59,10 @@ CASES = {
         "feddyn", {"feddyn__alpha": 0.1, **SAM}, lambda c: ref.fedgloss(c, 0.0, 10.0, rho=0.2)
     ),
     "adabest": ("adabest", {}, lambda c: ref.adabest(c, 0.02, 0.9)),
+    "adabest released": (
+        "adabest", {"adabest__variant": "released", "adabest__mu": 0.5},
+        lambda c: released.adabest(c, 0.5, 0.9),
+    ),
     "mime": ("mime", {}, lambda c: ref.mime(c, 0.9, lite=False)),
     "mimelite": ("mimelite", {}, lambda c: ref.mime(c, 0.9, lite=True)),
     "fedcm": ("fedcm", {}, lambda c: ref.fedcm(c, 0.1)),
@@ -83,7 +87,7 @@ CASES = {
         "fedgloss", {"fedgloss__variant": "released"},
         lambda c: ref.fedgloss(c, 0.15, 10.0, released=True),
     ),
-    "fedgloss released, warm-up": (
+    "fedgloss warm-up": (
         "fedgloss", {"fedgloss__variant": "released", **SAM, "client__rho_warmup": 3},
         lambda c: released.fedgloss(
             c, 10.0, released.fedgloss_radii(len(c.rounds), 0.001, 0.2, 0.15, 3)

@@ -62,3 +62,22 @@ def adagrad(rate, epsilon):
         return w - rate * delta / (np.sqrt(memory["v"]) + epsilon)
 
     return step
+
+
+def adabest(c, mu, beta):
+    """Every client counts once; mu by the mean size of those seen before, over the client's own."""
+    w, mean = c.w0, c.w0
+    bias, last, seen = np.zeros((c.num_clients, len(w))), {}, []
+    for t in range(len(c.rounds)):
+        trained = {}
+        for k, batches in c.cohort(t).items():
+            strength = mu * (np.mean(seen) if seen else 0) / len(c.members[k])
+            pull = strength * bias[k]
+            trained[k] = c.train(w, batches, lambda v, b, pull=pull: c.grad(v, b) - pull)
+        for k, v in trained.items():
+            bias[k] = bias[k] / (t - last.get(k, -1)) + w - v
+            last[k] = t
+            seen.append(len(c.members[k]))
+        new = sum(trained.values()) / len(trained)
+        w, mean = new - beta * (mean - new), new
+    return w

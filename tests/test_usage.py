@@ -25,6 +25,8 @@ from fedjax_flat.settings import Setting
         ({"algorithm__name": "fedyogi", "server__learning_rate": 0.5}, "of sgd; yogi has"),
         ({"server__adaptive__tau": 0.5}, "of adam, adagrad and yogi, and the server optimiser is"),
         ({"server__optimizer": "adagrad", "server__adaptive__beta2": 0.5}, "adagrad has no beta2"),
+        ({"algorithm__name": "adabest", "algorithm__adabest__variant": "released",
+          "algorithm__weighting": "uniform"}, "counts every client once"),
         ({"server__optimizer": "adam", "server__adaptive__bias_correction": True,
           "server__adaptive__initial": "zero"}, "starts v at 0"),
         ({"server__swa__cycle": 3}, "server.average has no swa"),
