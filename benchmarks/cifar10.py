@@ -68,6 +68,7 @@ def config(args, source, more=""):
     file, options = source.split(":")
     get_config = runpy.run_path(str(CONFIGS / file))["get_config"]
     c = get_config(f"cifar10,alpha={args.alpha:g},cohort=10,released,{options}{more}")
+    c.data.mean = c.data.std = ()  # of the source, for all alike
     c.rounds, c.eval.window, c.eval.every, c.checkpoint.every = args.rounds, args.window, 10, 10
     return c
 

@@ -13,7 +13,7 @@ Options after the colon, with their defaults:
     method=fedgloss_sam    fedavg fedprox feddyn scaffold fedgloss, and with SAM on clients: fedsam
                            feddyn_sam fedspeed fedgamma fedsmoo fedgloss_sam naivefedgloss
     no_duals               FedGloSS without the terms of ADMM (table 4.17)
-    variant=paper          released: the released code's dual and server radius
+    variant=paper          released: the released code's dual and radii while they warm up
     released               the authors' split, from fedsam-splits.npz in the data folder
 
 Accuracy in the papers (%), mean over the last 100 of 10,000 (CIFAR-10) and 20,000 rounds, 3 seeds:
@@ -68,6 +68,11 @@ TABLES = {
         "server_rho": 0.01, "beta": 100.0, "warmup": 0,
     },
 }
+# Mean and deviation of the channels as in FedGloSS's release; the sources have those of FedSAM's.
+CHANNELS = {
+    "cifar10": ((0.4914, 0.4822, 0.4465), (0.2470, 0.2434, 0.2616)),
+    "cifar100": ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
+}
 # (weight decay, momentum, clients per round)
 MODELS = {"cnn": (4e-4, 0.0, 5), "resnet18": (1e-5, 0.7, 10)}
 # method: (algorithm, sharpness)
@@ -99,6 +104,7 @@ def get_config(text=""):
     c = default_config()
     c.rounds = table["rounds"]
     c.data.name = o.data
+    c.data.mean, c.data.std = CHANNELS[o.data]
     c.data.crop_padding, c.data.flip = 4, True
     c.partition.clients, c.partition.alpha = 100, o.alpha
     if o.released:

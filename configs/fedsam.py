@@ -57,8 +57,13 @@ TABLES = {
 }
 SHARPNESS = {"fedavg": "none", "fedsam": "sam", "fedasam": "asam"}
 ALGORITHMS = ("fedavg", "fedavgm", "fedprox", "scaffold", "feddyn", "adabest")
-# (beta1, beta2, tau): the document's betas, the released code's epsilons.
-SERVERS = {"sgd": None, "adam": (0.9, 0.99, 0.1), "adagrad": (0.0, 0.0, 0.01)}
+# Of table 4.2: the document's betas; epsilons, bias correction and v_0 of the released code, which
+# takes PyTorch's optimisers.
+SERVERS = {
+    "sgd": {},
+    "adam": {"beta1": 0.9, "beta2": 0.99, "tau": 0.1, "bias_correction": True},
+    "adagrad": {"beta1": 0.0, "tau": 0.01, "initial": "zero"},
+}
 
 
 def get_config(text=""):
@@ -96,8 +101,7 @@ def get_config(text=""):
     c.server.optimizer, c.server.learning_rate = o.server, o.server_rate
     if SERVERS[o.server]:
         c.server.learning_rate, c.server.adaptive.learning_rate = 1.0, o.server_rate
-        a = c.server.adaptive
-        a.beta1, a.beta2, a.tau = SERVERS[o.server]
+        c.server.adaptive.update(SERVERS[o.server])
     c.cohort.size = o.cohort
     if o.centralised:
         c.partition.name, c.partition.clients, c.cohort.size, c.rounds = "iid", 1, 1, 200

@@ -7,6 +7,7 @@ import numpy as np
 import reference
 import reference_methods as ref
 import reference_open as open_ref
+import reference_released as released
 import reference_teachers as teachers
 from conftest import Problem
 
@@ -44,6 +45,10 @@ CASES = {
         "fedadagrad", {"server__adaptive__beta1": 0.0},
         lambda c: ref.fedopt(c, ref.adaptive("adagrad", 0.01, b1=0.0)),
     ),
+    "fedadagrad from zero": (
+        "fedadagrad", {"server__adaptive__beta1": 0.0, "server__adaptive__initial": "zero"},
+        lambda c: ref.fedopt(c, released.adagrad(0.01, 1e-3)),
+    ),
     "fedyogi": ("fedyogi", {}, lambda c: ref.fedopt(c, ref.adaptive("yogi", 0.01))),
     "fedprox": ("fedprox", {"fedprox__mu": 0.5}, lambda c: ref.fedopt(c, ref.plain, mu=0.5)),
     "scaffold": ("scaffold", {}, ref.scaffold),
@@ -55,6 +60,10 @@ CASES = {
         "feddyn", {"feddyn__alpha": 0.1, **SAM}, lambda c: ref.fedgloss(c, 0.0, 10.0, rho=0.2)
     ),
     "adabest": ("adabest", {}, lambda c: ref.adabest(c, 0.02, 0.9)),
+    "adabest released": (
+        "adabest", {"adabest__variant": "released", "adabest__mu": 0.5},
+        lambda c: released.adabest(c, 0.5, 0.9),
+    ),
     "mime": ("mime", {}, lambda c: ref.mime(c, 0.9, lite=False)),
     "mimelite": ("mimelite", {}, lambda c: ref.mime(c, 0.9, lite=True)),
     "fedcm": ("fedcm", {}, lambda c: ref.fedcm(c, 0.1)),
@@ -78,6 +87,12 @@ CASES = {
     "fedgloss released": (
         "fedgloss", {"fedgloss__variant": "released"},
         lambda c: ref.fedgloss(c, 0.15, 10.0, released=True),
+    ),
+    "fedgloss warm-up": (
+        "fedgloss", {"fedgloss__variant": "released", **SAM, "client__rho_warmup": 3},
+        lambda c: released.fedgloss(
+            c, 10.0, released.fedgloss_radii(len(c.rounds), 0.001, 0.2, 0.15, 3)
+        ),
     ),
     "naivefedgloss": ("naivefedgloss", {}, lambda c: ref.fedgloss(c, 0.15, 10.0, naive=True)),
     "fedntd": ("fedntd", {"fedntd__tau": 2.0}, lambda c: open_ref.fedntd(c, 1.0, 2.0)),

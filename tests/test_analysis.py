@@ -39,7 +39,8 @@ def test_curvature(runs, capsys):
     assert summary["lambda_1"] >= summary["lambda_5"]
     assert f"{summary['lambda_1']:.4g}" in shown
     with np.load(base.with_suffix(".npz")) as arrays:
-        assert len(arrays["eigenvalues"]) == 5
+        assert len(arrays["eigenvalues"]) == len(arrays["estimates"]) == 5
+        assert arrays["residuals"][0] == summary["residual_1"] > arrays["estimates"][0]
         assert arrays["weights"].sum() == pytest.approx(1, abs=1e-5)
     assert base.with_suffix(".png").stat().st_size > 1000
     power = analysis.spectrum(runs[0], top=1, examples=100, method="power", model="swa")
@@ -82,7 +83,7 @@ def test_stopped_eigenvalues_go_on(runs, monkeypatch, capsys):
 
     monkeypatch.setattr(analysis.Journal, "append", append_and_look)
     assert analysis.spectrum(runs[1], top=3, examples=64) == whole
-    assert len(calls) == whole["products"], "the first seven were not made again"
+    assert len(calls) + 3 == whole["products"], "3 for residuals, none twice"
     assert not list(folder.glob(".partial*"))
 
 

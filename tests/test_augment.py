@@ -9,6 +9,7 @@ from conftest import Problem, assert_same_bits, small_config
 from PIL import Image
 
 import fedjax_flat as ff
+from fedjax_flat.config_files import load_config
 from fedjax_flat.data import geometry
 from fedjax_flat.data.augment import (
     mix,
@@ -18,6 +19,7 @@ from fedjax_flat.data.augment import (
     random_resized_crop,
     random_rotation,
 )
+from fedjax_flat.experiment.assembly import build_task
 from fedjax_flat.testing import blobs
 
 
@@ -33,6 +35,31 @@ def test_normalisation():
     out = ff.data.preprocess(data).evaluate(whole_batch(data.train.inputs)).inputs
     expected = (data.train.inputs.astype(np.float64) / 255 - 0.5) / 0.25
     np.testing.assert_allclose(out, expected, rtol=1e-6, atol=1e-6)
+    out = ff.data.preprocess(data, std=(0.2,)).evaluate(whole_batch(data.train.inputs)).inputs
+    np.testing.assert_allclose(out, expected * 1.25, rtol=1e-6, atol=1e-6)
+
+
+def test_normalisation_that_a_config_says():
+    config = load_config(None, ["--config.data.mean=(0.25,)", "--config.data.std=(0.5,)"], None)
+    task = build_task(config, ff.data.load("digits"))
+    black = task.prepare(whole_batch(np.zeros((2, 8, 8, 1), np.uint8)), None)
+    np.testing.assert_allclose(black.inputs, np.full((2, 8, 8, 1), -0.5), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"std": (0.2, 0.2)}, r"std = \(0.2, 0.2\): expected 1 numbers, one per channel of blobs"),
+        ({"mean": ("a",)}, "expected 1 numbers"),
+        ({"std": (0.0,)}, "above 0"),
+    ],
+)
+def test_normalisation_that_cannot_be(options, message):
+    with pytest.raises(ff.UsageError, match=message):
+        ff.data.preprocess(blobs(3), **options)
+    plain = ff.data.from_arrays(np.zeros((2, 3), np.float32), np.array([0, 1]), name="rows")
+    with pytest.raises(ff.UsageError, match="rows enters a network as it is"):
+        ff.data.preprocess(plain, **options)
 
 
 def test_crop_is_a_window_of_the_padded_image():

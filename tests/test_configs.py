@@ -4,10 +4,14 @@ import itertools
 import pathlib
 import runpy
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
+import reference_released as released
 
 import fedjax_flat as ff
 from fedjax_flat.experiment import config as config_lib
+from fedjax_flat.experiment.method import build_server_optimizer
 
 FOLDER = pathlib.Path(__file__).parents[1] / "configs"
 fedsam = runpy.run_path(str(FOLDER / "fedsam.py"))["get_config"]
@@ -101,6 +105,28 @@ def test_table_4_2_of_server_optimisers(server):
     assert used == 0.1
 
 
+@pytest.mark.parametrize("server", ["adam", "adagrad"])
+def test_table_4_2_takes_the_released_steps(server):
+    step_of = {"adam": released.adam(0.1, 0.9, 0.99, 0.1), "adagrad": released.adagrad(0.1, 0.01)}
+    ours = build_server_optimizer(fedsam(f"cifar100,server={server},server_rate=0.1"))
+    state, memory = ours.init(jnp.zeros(3)), {}
+    for delta in np.random.default_rng(0).normal(size=(10, 3)).astype(np.float32):
+        step, state = ours.update(jnp.asarray(delta), state)
+        theirs = step_of[server](0.0, delta, memory)
+        np.testing.assert_allclose(step, theirs, rtol=2e-5)
+
+
+def test_released_adam_goes_further_than_reddis_at_first():
+    """Small pseudo-gradients: 0.05 of the released step in round 1, 0.34 in round 10."""
+    paper, theirs = ff.server.adaptive("adam", 0.1, tau=0.1), released.adam(0.1, 0.9, 0.99, 0.1)
+    state, memory, shares = paper.init(jnp.zeros(1)), {}, []
+    for _ in range(10):
+        step, state = paper.update(jnp.full(1, 1e-3), state)
+        shares.append(float(step[0] / theirs(0.0, np.float64(1e-3), memory)))
+    assert shares[0] == pytest.approx(0.05, abs=0.002)
+    assert shares[9] == pytest.approx(0.34, abs=0.01)
+
+
 def test_centralised_is_one_client_with_everything():
     c = fedsam("cifar10,centralised,method=fedasam,swa,mixup")
     assert (c.partition.name, c.partition.clients, c.cohort.size) == ("iid", 1, 1)
@@ -122,6 +148,8 @@ def test_every_row_of_the_fedgloss_tables(name, data):
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
+        ("cifar10", {"data.std": (0.2470, 0.2434, 0.2616), "data.mean": (0.4914, 0.4822, 0.4465)}),
+        ("cifar100", {"data.std": (0.2673, 0.2564, 0.2762), "data.mean": (0.5071, 0.4865, 0.4409)}),
         ("cifar10", {"client.rho": 0.15, "client.rho_warmup": 2000, "algorithm.fedgloss.rho": 0.15,
                      "algorithm.fedgloss.beta": 10.0}),
         ("cifar100", {"client.rho": 0.2, "client.rho_warmup": 15_000,

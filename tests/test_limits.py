@@ -10,11 +10,12 @@ import pytest
 import quadratic
 import reference_methods as ref
 from conftest import Problem, assert_close, assert_same_bits
-from methods import LIMITS, Run, algorithm_of, clients, limit_name, problem, run
+from methods import LIMITS, SAM, Run, algorithm_of, clients, limit_name, problem, run
+from reference_released import fedgloss_radii
 from test_fedavg import gradient_descent, largest_difference
 
 import fedjax_flat as ff
-from fedjax_flat.algorithms.fedgloss import Radius
+from fedjax_flat.algorithms.fedgloss import released_radius
 from fedjax_flat.testing import RATE as LR
 from fedjax_flat.testing import SIZES
 
@@ -131,10 +132,25 @@ def test_fedgloss_error_of_its_ascent_is_measured():
         run("fedgloss").states[4].server)["global"].params, 1e-6)
 
 
-def test_released_fedgloss_uses_the_clients_radius_while_that_warms_up():
-    radius = Radius(0.01, early=0.2, early_rounds=3)
-    values = [float(radius.at(jnp.int32(r))) for r in range(5)]
-    np.testing.assert_allclose(values, [0.2, 0.2, 0.2, 0.01, 0.01], rtol=1e-6)
+@pytest.mark.parametrize("warmup", [2, 5])
+def test_released_fedgloss_has_the_radii_of_its_release(warmup):
+    clients, server = fedgloss_radii(8, 0.001, 0.2, 0.01, warmup)
+    at = lambda radius: [float(radius(jnp.int32(t))) for t in range(8)]
+    ours = ff.client.warm_up(0.001, 0.2, warmup, first=0)
+    np.testing.assert_allclose(at(ours), clients, rtol=1e-6)
+    np.testing.assert_allclose(at(released_radius(0.01, 0.001, 0.2, warmup)), server, rtol=1e-6)
+
+
+def test_released_fedgloss_without_a_warm_up_has_constant_radii():
+    """The release begins a schedule with T_s = 2."""
+    assert fedgloss_radii(3, 0.001, 0.2, 0.15, 1) == ([0.2] * 3, [0.15] * 3)
+    one = algorithm_of("fedgloss", fedgloss__variant="released", **SAM, client__rho_warmup=1)
+    server = one.init(problem().variables, 7)[0]
+    server = server._replace(direction=server.model.params)
+    for t in range(3):
+        sent = one.exchanges[0].broadcast(server, jnp.int32(t)).params
+        moved = optax.tree.norm(optax.tree.sub(sent, server.model.params))
+        assert float(moved) == pytest.approx(0.15, rel=1e-5)
 
 
 def test_conflicts_are_counted_and_harmonised():

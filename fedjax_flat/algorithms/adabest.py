@@ -6,6 +6,13 @@ Varno et al., "AdaBest: minimizing client drift in federated learning via adapti
     local step   w <- w - eta_l (g - h_k)
     afterwards   h_k <- h_k / (t - t_k) + mu (x - w_k),    t_k the round of its last participation
     server       wbar = mean of w_k,   h = beta (wbar of the round before - wbar),   x <- wbar - h
+
+The mean is weighted as `algorithm.weighting` says. Where the authors' simulator differs, `variant`:
+    "paper"      the lines above
+    "released"   the mean is unweighted; a client of n_k examples takes mu n / n_k for mu at each
+                 step, n the mean size of all clients that took part in the rounds before
+
+With clients of one size both are the same.
 """
 
 from typing import Any, NamedTuple
@@ -26,6 +33,7 @@ class AdaBestState(NamedTuple):
 
     model: Variables
     mean: Variables
+    seen: Any  # as released: [examples, clients] that took part; else ()
 
 
 class AdaBestClient(NamedTuple):
@@ -36,36 +44,53 @@ class AdaBestClient(NamedTuple):
 
 
 def adabest(
-    client: Client, *, mu: float, beta: float, weighting: str = "examples"
+    client: Client,
+    *,
+    mu: float,
+    beta: float,
+    variant: str = "paper",
+    weighting: str = "examples",
 ) -> Algorithm:
     """AdaBest."""
-    reply = replies(weighting)
+    released = errors.lookup("variant", variant, {"paper": False, "released": True})
+    reply = replies("uniform" if released else weighting)
     errors.at_least("mu", mu, 0)
     errors.below_one("beta", beta)
 
     def init(variables, num_clients):
         del num_clients
         own = AdaBestClient(zeros(variables.params), jnp.int32(-1))
-        return AdaBestState(variables, variables), own
+        seen = jnp.zeros(2, jnp.float32) if released else ()
+        return AdaBestState(variables, variables, seen), own
+
+    def broadcast(server, round):
+        del round
+        mean_size = server.seen[0] / jnp.maximum(server.seen[1], 1) if released else ()
+        return server.model, mean_size
 
     def local(message, own, data, round, key):
-        away = drift.shifted(jax.tree.map(jnp.negative, own.bias))
-        trained, info, _ = client.train(message, data, key, round=round, drift=away)
-        delta = difference(message, trained)
+        x, mean_size = message
+        size = jnp.asarray(data.size, jnp.float32)
+        # As released, mu is not in h_k but beside it.
+        inside, beside = (1.0, mu * mean_size / jnp.maximum(size, 1)) if released else (mu, 1.0)
+        away = drift.shifted(jax.tree.map(lambda h: -beside * h, own.bias))
+        trained, info, _ = client.train(x, data, key, round=round, drift=away)
+        delta = difference(x, trained)
         age = (round - own.last).astype(jnp.float32)
-        bias = jax.tree.map(lambda h, d: h / age + mu * d, own.bias, delta.params)
+        bias = jax.tree.map(lambda h, d: h / age + inside * d, own.bias, delta.params)
         state = AdaBestClient(bias, jnp.asarray(round, jnp.int32))
-        return reply(data, state, info, mean=delta)
+        return reply(data, state, info, mean=delta, sum=size if released else ())
 
     def update(server, uploads, round):
         del round
         mean = difference(server.model, uploads.mean)
         ahead = combine(mean.params, -beta, difference(server.mean.params, mean.params))
-        return AdaBestState(mean._replace(params=ahead), mean), {}
+        seen = server.seen + jnp.stack([uploads.sum, uploads.clients]) if released else ()
+        return AdaBestState(mean._replace(params=ahead), mean, seen), {}
 
     return Algorithm(
         init=init,
-        exchanges=(Exchange(lambda server, round: server.model, local, update),),
+        exchanges=(Exchange(broadcast, local, update),),
         models=lambda server: {"global": server.model},
     )
 
@@ -76,5 +101,6 @@ METHOD = Method(
     settings={
         "mu": Setting(0.02, "weight of the client's own estimate", at_least=0),
         "beta": Setting(0.9, "how far the server goes on", at_least=0, below=1),
+        "variant": Setting("paper", "or as the released code", choices=("paper", "released")),
     },
 )

@@ -18,8 +18,10 @@ delta_eps = rho_s ||D / ||D|| - Delta / ||Delta|| || (4.10).
 
 Where the paper and its released code differ, `variant`:
     "paper"      the line above; the server radius is rho_s throughout
-    "released"   h changes by 1 / |cohort| of it; during the warm-up of the clients' radius the
-                 server uses the clients' final radius
+    "released"   h changes by 1 / |cohort| of it; while the clients' radius warms up, from rho_0 to
+                 rho_l in T_s rounds, both radii are (rounds t from 0; the paper counts from 1)
+                     clients   rho_0 + (rho_l - rho_0) t / T_s
+                     server    rho_0 for t = 0,   rho_l + (rho_s - rho_0) / T_s for t = 1 .. T_s
 """
 
 from typing import Any, NamedTuple
@@ -31,7 +33,8 @@ import optax
 from fedjax_flat import errors
 from fedjax_flat.algorithms.base import Algorithm, Exchange, combine, difference, replies, zeros
 from fedjax_flat.algorithms.method import Method, Parts
-from fedjax_flat.client import Client, drift
+from fedjax_flat.client import Client, drift, warm_up
+from fedjax_flat.client.optimizer import Schedule, rate_of
 from fedjax_flat.client.sharpness import scaled_to
 from fedjax_flat.models import Variables
 from fedjax_flat.settings import Setting
@@ -46,34 +49,27 @@ class FedGloSSState(NamedTuple):
     num_clients: jax.Array
 
 
-class Radius(NamedTuple):
-    """rho_s; and `early` instead of it for the first `early_rounds` rounds."""
-
-    rho: float
-    early: float = 0.0
-    early_rounds: int = 0
-
-    def at(self, round: Any) -> jax.Array:
-        """The server radius in a round."""
-        return jnp.where(round + 1 <= self.early_rounds, self.early, self.rho)
-
-
 def fedgloss(
     client: Client,
     *,
-    radius: Radius,
+    rho: float | Schedule,
     beta: float,
     duals: bool = True,
     naive: bool = False,
     measured: bool = False,
     variant: str = "paper",
+    sharpness: optax.GradientTransformation | None = None,
     weighting: str = "examples",
 ) -> Algorithm:
-    """FedGloSS, or NaiveFedGloSS if `naive`; the clients' own SAM is in `client`."""
+    """FedGloSS, or NaiveFedGloSS if `naive`; the clients' own SAM is in `client`.
+
+    `rho` is the server's radius; `sharpness` replaces the clients' SAM.
+    """
     reply = replies(weighting)
     per_client = errors.lookup("variant", variant, {"paper": False, "released": True})
     errors.positive("beta", beta)
-    errors.at_least("server rho", radius.rho, 0)
+    if not callable(rho):
+        errors.at_least("server rho", rho, 0)
 
     def init(variables, num_clients):
         zero = zeros(variables.params)
@@ -82,7 +78,9 @@ def fedgloss(
 
     def train(message, dual, data, round, key):
         near = drift.dynamic(dual, 1 / beta) if duals else None
-        trained, info, _ = client.train(message, data, key, round=round, drift=near)
+        trained, info, _ = client.train(
+            message, data, key, round=round, drift=near, sharpness=sharpness
+        )
         return difference(message, trained), info
 
     def probe(message, dual, data, round, key):
@@ -95,12 +93,11 @@ def fedgloss(
         new = uploads.mean
         if naive:
             return server._replace(direction=new), {}
-        rho = radius.at(round)
         gap = difference(scaled_to(1.0, server.direction), scaled_to(1.0, new))
-        return server, {"delta_eps": rho * optax.tree.norm(gap)}
+        return server, {"delta_eps": rate_of(rho, round) * optax.tree.norm(gap)}
 
     def perturbed(server, round):
-        eps = scaled_to(radius.at(round), server.direction)
+        eps = scaled_to(rate_of(rho, round), server.direction)
         return server.model._replace(params=combine(server.model.params, 1.0, eps))
 
     def local(message, dual, data, round, key):
@@ -129,12 +126,24 @@ def fedgloss(
 
 
 def _make(parts: Parts, naive: bool) -> Algorithm:
-    settings, client = dict(parts.settings), parts.config.client
-    early = client.rho_warmup if settings["variant"] == "released" else 0
-    radius = Radius(settings.pop("rho"), client.rho, early)
+    settings, client, sharpness = dict(parts.settings), parts.config.client, None
+    if settings["variant"] == "released" and client.rho_warmup > 1:
+        start, end, rounds = client.rho_start, client.rho, client.rho_warmup
+        sharpness = parts.sharpness(warm_up(start, end, rounds, first=0))
+        settings["rho"] = released_radius(settings["rho"], start, end, rounds)
     return fedgloss(
-        parts.client, radius=radius, naive=naive, weighting=parts.weighting, **settings
+        parts.client, naive=naive, sharpness=sharpness, weighting=parts.weighting, **settings
     )
+
+
+def released_radius(rho: float, start: float, end: float, rounds: int) -> Schedule:
+    """The server's radius while the clients' goes from `start` to `end`; then `rho`."""
+
+    def radius(round):
+        early = jnp.where(round == 0, start, end + (rho - start) / rounds)
+        return jnp.where(round <= rounds, early, rho)
+
+    return radius
 
 
 _SETTINGS = {

@@ -27,6 +27,7 @@ class Parts(NamedTuple):
     server_optimizer: optax.GradientTransformation
     learning_rate: Any  # of the clients: a number, or a function of the round
     rho: Any  # of the clients' ascent: a number, or a function of the round
+    sharpness: Callable[[Any], optax.GradientTransformation | None]  # that ascent, by its rho
     weighting: str
     settings: Mapping[str, Any]  # the method's own
     config: Any  # the whole experiment's

@@ -51,11 +51,11 @@ def asam(
     return _ascend(rho, scaled, scaled)
 
 
-def warm_up(start: float, end: float, rounds: int) -> Schedule:
-    """rho(t) = start + (end - start) t / rounds up to round t = `rounds`, counted from 1."""
+def warm_up(start: float, end: float, rounds: int, *, first: int = 1) -> Schedule:
+    """rho(t) = start + (end - start) t / rounds up to t = `rounds`; the first round is `first`."""
 
     def rho(round):
-        progress = (round + 1).astype(jnp.float32) / max(rounds, 1)
+        progress = (round + first).astype(jnp.float32) / max(rounds, 1)
         return start + (end - start) * jnp.minimum(progress, 1.0)
 
     return rho

@@ -1,12 +1,16 @@
 """Eigenvalues of a symmetric operator that is known by its products only.
 
-`lanczos`: Krylov subspace with full re-orthogonalisation; the largest algebraic eigenvalues, each
-with its residual. `power_iteration`: the papers' method, one eigenvalue after the other by
-deflation; the largest in magnitude. `density`: stochastic Lanczos quadrature. `trace`: Hutchinson.
+`lanczos`: Krylov subspace with full re-orthogonalisation; the largest algebraic eigenvalues.
+`power_iteration`: the papers' method, one eigenvalue after the other by deflation; the largest in
+magnitude. `density`: stochastic Lanczos quadrature. `trace`: Hutchinson.
 
 An operator is `product(vector) -> vector` on flat vectors; `flat_hessian` makes one of a DataLoss.
 Loops are in Python, one product per turn, so that they can show progress and be stopped: the
 `Found` that is handed to `after_step` starts them again where they were, bit for bit.
+
+A residual is ||H v - lambda v|| of a vector that is returned, by a product of its own. What Lanczos
+knows without one, |beta_m s_m| of the last row, holds in exact arithmetic: it falls far below what
+rounding leaves. It is called an estimate.
 
 The basis of Lanczos is depth x parameters. It is kept on the device if it fits, else on the host.
 """
@@ -41,12 +45,13 @@ class Operator(NamedTuple):
 
 
 class Spectrum(NamedTuple):
-    """Eigenvalues, largest first, with ||H v - lambda v|| of each and whether that is small."""
+    """Eigenvalues, largest first; the eigenvectors that were asked for, with ||H v - lambda v||."""
 
     values: np.ndarray
     vectors: jax.Array  # one per row
-    residuals: np.ndarray
-    converged: np.ndarray
+    residuals: np.ndarray  # one per vector
+    converged: np.ndarray  # whether the residual is small, or the estimate where there is none
+    estimates: np.ndarray  # of all residuals, without rounding; power iteration: the residuals
     products: int  # power iteration that went on: since then
 
 
@@ -94,13 +99,20 @@ def lanczos(
     key: jax.Array,
     depth: int | None = None,
     tolerance: float = 1e-3,
+    vectors: int | None = None,
     basis_in: str = "auto",
     start: Found | None = None,
     after_step: AfterStep | None = None,
     progress: Progress = lambda steps: steps,
 ) -> Spectrum:
-    """The `top` largest eigenvalues; stops early once all have residual <= tolerance |lambda|."""
+    """The `top` largest eigenvalues; stops early once all estimates are <= tolerance |lambda|.
+
+    Of their eigenvectors the first `vectors` are made (by default all): a product each, for the
+    residual.
+    """
     _check_top(top, operator.size)
+    if vectors is not None and not 0 <= vectors <= top:
+        raise errors.UsageError(f"vectors = {vectors} of {top} eigenvalues: expected 0 to {top}.")
     depth = min(operator.size, depth or max(4 * top, top + 20))
     basis, alphas, betas = _krylov(
         operator, key, depth, basis_in=basis_in, progress=progress, stop=_Stop(top, tolerance),
@@ -108,13 +120,13 @@ def lanczos(
     )
     theta, s = np.linalg.eigh(_tridiagonal(alphas, betas[:-1]))
     order = np.argsort(theta)[::-1][:top]
-    residuals = np.abs(betas[-1] * s[-1, order])
-    rotation = s[:, order].T.astype(operator.dtype)
-    vectors = jnp.asarray(basis.combine(rotation))
-    values = theta[order]
-    return Spectrum(
-        values, vectors, residuals, residuals <= tolerance * np.abs(values), len(alphas)
-    )
+    values, estimates = theta[order], np.abs(betas[-1] * s[-1, order])
+    made = jnp.asarray(basis.combine(s[:, order[:vectors]].T.astype(operator.dtype)))
+    checked = progress(range(len(made))) if len(made) else ()
+    residuals = np.array([_residual(operator, values[k], made[k]) for k in checked])
+    known = np.concatenate([residuals, estimates[len(made) :]])
+    converged = known <= tolerance * np.abs(values)
+    return Spectrum(values, made, residuals, converged, estimates, len(alphas) + len(made))
 
 
 def power_iteration(
@@ -160,8 +172,9 @@ def power_iteration(
             signed = residuals[k] if done else -residuals[k]
             after_step(np.asarray(here), float(estimate), signed)
     order = np.argsort(np.asarray(values))[::-1]
+    found = residuals[order]
     return Spectrum(
-        np.asarray(values)[order], vectors[order], residuals[order], converged[order], products
+        np.asarray(values)[order], vectors[order], found, converged[order], found, products
     )
 
 
@@ -327,9 +340,15 @@ def _power_step(product, vector, values, vectors):
     """One step with the deflated matrix: (estimate, next vector, residual)."""
     moved = product - vectors.T @ (values * (vectors @ vector))
     estimate = jnp.vdot(vector, moved)
-    residual = jnp.linalg.norm(moved - estimate * vector)
+    residual = jnp.linalg.norm(product - estimate * vector)
     length = jnp.linalg.norm(moved)
     return estimate, jnp.where(length > 0, moved / _safe(length), vector), residual
+
+
+def _residual(operator: Operator, value: float, vector: jax.Array) -> float:
+    """||H v - lambda v||."""
+    v, hv = (np.asarray(x, np.float64) for x in (vector, operator.product(vector)))
+    return float(np.linalg.norm(hv - value * v))
 
 
 def _tridiagonal(alphas, betas) -> np.ndarray:

@@ -10,7 +10,7 @@ then a central crop; nothing is cut off of a square image).
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -43,6 +43,8 @@ class Preprocess(NamedTuple):
 def preprocess(
     dataset: Dataset,
     *,
+    mean: Sequence[float] = (),
+    std: Sequence[float] = (),
     crop_padding: int = 0,
     resized_crop: int = 0,
     rotation: float = 0.0,
@@ -52,10 +54,12 @@ def preprocess(
 ) -> Preprocess:
     """The papers' pipeline for `dataset`.
 
-    `resized_crop` and `cutout` are sides in pixels, `rotation` the largest turn to either side, of
-    1 (0.06 is 21.6 degrees), `mixup` the alpha of Beta.
+    `mean` and `std` of the channels replace the data set's own. `resized_crop` and `cutout` are
+    sides in pixels, `rotation` the largest turn to either side, of 1 (0.06 is 21.6 degrees),
+    `mixup` the alpha of Beta.
     """
     check_crops(crop_padding, resized_crop)
+    mean, std = _statistics(dataset, mean, std)
     height, width = _image_size(dataset, {
         "crop_padding": crop_padding, "resized_crop": resized_crop, "rotation": rotation,
         "flip": flip, "cutout": cutout,
@@ -76,11 +80,11 @@ def preprocess(
     moves = bool(crop_padding or resized_crop or rotation or flip)
 
     def normalise(images):
-        if not dataset.mean:
+        if not mean:
             return images
-        mean = jnp.asarray(dataset.mean, jnp.float32).reshape((1,) * (images.ndim - 1) + (-1,))
-        std = jnp.asarray(dataset.std, jnp.float32).reshape((1,) * (images.ndim - 1) + (-1,))
-        return (images.astype(jnp.float32) / dataset.max_value - mean) / std
+        channels = (1,) * (images.ndim - 1) + (-1,)
+        centre, scale = (jnp.asarray(x, jnp.float32).reshape(channels) for x in (mean, std))
+        return (images.astype(jnp.float32) / dataset.max_value - centre) / scale
 
     def augment_one(key, image):
         if resized_crop:
@@ -125,6 +129,26 @@ def check_crops(crop_padding: int, resized_crop: int) -> None:
             f"crop_padding = {crop_padding} and resized_crop = {resized_crop}: expected one of "
             "them, because either is the random crop of an image. Set the other to 0."
         )
+
+
+def _statistics(
+    dataset: Dataset, mean: Sequence[float], std: Sequence[float]
+) -> tuple[Sequence[float], Sequence[float]]:
+    """(mean, std) of the channels: those given, else the data set's own."""
+    for name, given, own in (("mean", mean, dataset.mean), ("std", std, dataset.std)):
+        if given and not own:
+            raise errors.UsageError(
+                f"{name} = {tuple(given)}: {dataset.name} enters a network as it is. Leave it out."
+            )
+        numbers = all(isinstance(x, int | float) for x in given)
+        if given and (len(given) != len(own) or not numbers):
+            raise errors.UsageError(
+                f"{name} = {tuple(given)}: expected {len(own)} numbers, one per channel of "
+                f"{dataset.name}, e.g. {own}."
+            )
+    if std and min(std) <= 0:
+        raise errors.UsageError(f"std = {tuple(std)}: expected numbers above 0.")
+    return mean or dataset.mean, std or dataset.std
 
 
 def _image_size(dataset: Dataset, changes: dict[str, Any]) -> tuple[int, int]:

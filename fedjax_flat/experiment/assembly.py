@@ -202,6 +202,8 @@ def build_task(config: ml_collections.ConfigDict, dataset: Dataset) -> Task:
         data_lib.check_labels(dataset, options.get("ignored"))
     preprocess = data_lib.preprocess(
         dataset,
+        mean=config.data.mean,
+        std=config.data.std,
         crop_padding=config.data.crop_padding,
         resized_crop=config.data.resized_crop,
         rotation=config.data.rotation,

@@ -50,6 +50,8 @@ SETTINGS: dict[str, Setting] = {
         "auto", "where examples are: host keeps them off the device; auto is device if they fit",
         choices=("auto", "device", "host"),
     ),
+    "data.mean": Setting((), "of the channels, by which inputs are normalised; () is the source's"),
+    "data.std": Setting((), "their deviations; () is the source's"),
     "data.crop_padding": Setting(0, "pixels around an image of which a crop is taken", at_least=0),
     "data.resized_crop": Setting(
         0, "side to which a random part of an image is resized; 0 is none", at_least=0
@@ -112,6 +114,9 @@ SETTINGS: dict[str, Setting] = {
     "server.adaptive.tau": Setting(1e-3, above=0),
     "server.adaptive.epsilon": Setting(
         "outside", "tau beside the root or under it", choices=("outside", "inside")
+    ),
+    "server.adaptive.initial": Setting(
+        "tau", "v before the first round: tau^2 or 0", choices=("tau", "zero")
     ),
     "server.adaptive.bias_correction": Setting(False),
     "server.average": Setting(

@@ -1,5 +1,6 @@
 """The method of a config: what clients do, what the server does, what travels."""
 
+import functools
 import math
 
 import jax.numpy as jnp
@@ -21,7 +22,7 @@ def build_algorithm(config: ml_collections.ConfigDict, task: Task) -> Algorithm:
     worker = local_training(
         task,
         build_client_optimizer(config),
-        sharpness=build_sharpness(config),
+        sharpness=build_sharpness(config, build_rho(client)),
         batch_size=client.batch_size,
         epochs=client.epochs,
         steps=client.steps or None,
@@ -32,7 +33,8 @@ def build_algorithm(config: ml_collections.ConfigDict, task: Task) -> Algorithm:
         assert method.make  # of the one that others are added to
         return method.make(Parts(
             worker, build_server_optimizer(config), build_rate(config), build_rho(client),
-            config.algorithm.weighting, settings_of(method), config,
+            functools.partial(build_sharpness, config), config.algorithm.weighting,
+            settings_of(method), config,
         ))
 
     algorithm = added(make, worker, *(m.add(settings_of(m)) for m in additions if m.add))
@@ -74,9 +76,9 @@ def build_rho(config: ml_collections.ConfigDict):
     return config.rho
 
 
-def build_sharpness(config: ml_collections.ConfigDict):
-    """The sharpness transform of the clients; a method that is named for SAM has SAM."""
-    client, rho = config.client, build_rho(config.client)
+def build_sharpness(config: ml_collections.ConfigDict, rho):
+    """The clients' ascent of radius `rho`, or None; a method that is named for SAM has SAM."""
+    client = config.client
     make = {
         "none": lambda: None,
         "sam": lambda: sam(rho),

@@ -26,7 +26,10 @@ from fedjax_flat.run.restore import TrainedRun, load_run
 from fedjax_flat.run.run_folder import write_atomically
 
 METHODS: dict[str, Callable[..., curvature.Spectrum]] = {
-    "lanczos": curvature.lanczos, "power": curvature.power_iteration
+    "lanczos": lambda operator, top, **options: curvature.lanczos(
+        operator, top, vectors=min(top, 5), **options  # as many residuals, a product each
+    ),
+    "power": curvature.power_iteration,
 }
 
 
@@ -106,11 +109,13 @@ def spectrum(
             progress=_bar(f"{method} {pathlib.Path(run).name}"),
         )
         arrays = {
-            "eigenvalues": found.values, "residuals": found.residuals, "converged": found.converged
+            "eigenvalues": found.values, "residuals": found.residuals,
+            "estimates": found.estimates, "converged": found.converged,
         }
         summary |= {
             "products": found.products,
             "converged": int(found.converged.sum()), "lambda_1": float(found.values[0]),
+            "residual_1": float(found.residuals[0]),
         }
         if top >= 5:
             summary["lambda_5"] = float(found.values[4])

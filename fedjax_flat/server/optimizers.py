@@ -9,8 +9,9 @@ SGD with rate 1 is FedAvg, with momentum FedAvgM. The adaptive ones are those of
     v <- v - (1 - b2) Delta^2 sign(v - Delta^2)        (FedYogi)
     w <- w - rate m / (sqrt(v) + tau)                  v starts at tau^2
 
-`epsilon="inside"` divides by sqrt(v + tau), as some texts print it. `bias_correction` divides m by
-1 - b1^t and v by 1 - b2^t and starts v at 0, as Adam does (not for FedAdagrad, whose v is a sum).
+`initial="zero"` starts v at 0, as PyTorch's Adagrad does. `epsilon="inside"` divides by
+sqrt(v + tau), as some texts print it. `bias_correction` divides m by 1 - b1^t and v by 1 - b2^t and
+starts v at 0, as Adam does (not for FedAdagrad, whose v is a sum).
 """
 
 from collections.abc import Callable
@@ -53,6 +54,7 @@ def adaptive(
     beta2: float = 0.99,
     tau: float = 1e-3,
     epsilon: str = "outside",
+    initial: str = "tau",
     bias_correction: bool = False,
 ) -> optax.GradientTransformation:
     """FedAdagrad, FedAdam or FedYogi."""
@@ -66,9 +68,11 @@ def adaptive(
     errors.below_one("beta2", beta2)
     errors.positive("tau", tau)
     corrects_second = bias_correction and kind != "adagrad"
+    start = 0.0 if corrects_second else errors.lookup(
+        "initial", initial, {"tau": tau**2, "zero": 0.0}
+    )
 
     def init(params):
-        start = 0.0 if corrects_second else tau**2
         return AdaptiveState(
             optax.tree.zeros_like(params),
             jax.tree.map(lambda w: jnp.full_like(w, start), params),
