@@ -192,11 +192,45 @@ def test_every_row_of_the_wima_tables(data, method):
     assert c.cohort.size == (100 if data == "pam" else 10)
 
 
+mora = runpy.run_path(str(FOLDER / "mora.py"))
+
+
+@pytest.mark.parametrize("method", mora["METHODS"])
+@pytest.mark.parametrize("alpha", mora["ALPHAS"])
+def test_every_cell_of_mora_s_tables(method, alpha):
+    c = mora["get_config"](f"{method},alpha={alpha}")
+    config_lib.validate(c)
+    assert c.algorithm.name == method
+    assert (c.client.epochs * 500 // c.client.batch_size if alpha == 0.3 else c.client.steps) == 50
+    assert c.algorithm.weighting == ("uniform" if "feddyn" in method else "examples")
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ("fedprox,alpha=0.1", {"algorithm.fedprox.mu": 0.001, "partition.name": "per_class"}),
+        ("fedgkd,models=5", {"algorithm.fedgkd.gamma": 0.2, "algorithm.fedgkd.models": 5}),
+        ("fedavgm+fedsam,alpha=0.1", {"server.momentum": 0.6, "client.rho": 0.05,
+                                      "client.learning_rate": 0.1}),
+        ("fedadam+fedsam", {"client.learning_rate": 0.1, "server.adaptive.learning_rate": 0.01}),
+        ("fedadam+fedmlb", {"client.learning_rate": 0.01, "server.adaptive.beta2": 0.999}),
+        ("feddyn+fedmlb", {"algorithm.feddyn.alpha": 0.1, "algorithm.feddyn.average_model": True,
+                           "client.weight_decay": 0.001, "client.clip": 10.0}),
+        ("moon,model=cnn", {"model.projection": 256, "client.learning_rate_decay": 0.998}),
+    ],
+)
+def test_hyper_parameters_of_table_7_3(options, expected):
+    flat = config_lib.flatten(mora["get_config"](options))
+    assert {name: flat[name] for name in expected} == expected
+
+
 @pytest.mark.parametrize(
     ("make", "options", "sentence"),
     [
         (mnist, "fedavg,alpha=3", "alpha = 3: the document has 2, 0.8, 0.5, 0.1, 0"),
         (mnist, "fedadam", "method = 'fedadam': expected one of fedsgd"),
+        (mora, "fedmlb,alpha=0.5", "alpha = 0.5: expected one of 0.3, 0.1"),
+        (mora, "feddyn+fedsam", "method = feddyn.fedsam: expected one of fedavg"),
         (wima, "mnist", "data = 'mnist': expected one of cifar10"),
         (wima, "cifar10,method=fedsam", "method = 'fedsam': expected one of fedavg"),
     ],

@@ -85,6 +85,7 @@ def test_config_json_holds_what_the_run_uses():
         ("fedavg+swa", {"server__average": "swa"}),
         ("fedavg+fedntd", {"algorithm__name": "fedntd"}),
         ("fedasam+wima", {"client__sharpness": "asam", "server__average": "wima"}),
+        ("fedavgm+fedsam", {"algorithm__name": "fedavgm", "client__sharpness": "sam"}),
     ],
 )
 def test_names_that_people_type(tmp_path, name, settings):
@@ -103,6 +104,8 @@ def test_names_that_people_type(tmp_path, name, settings):
     ("settings", "message"),
     [
         ({"algorithm__name": "fedsam", "client__sharpness": "asam"}, "the name means sam"),
+        ({"algorithm__name": "fedsam+fedasam"}, "fedasam: the name means asam"),
+        ({"algorithm__name": "fedspeed+fedsam"}, "an ascent of its own"),
         ({"algorithm__name": "fedavg+scaffold"}, "fedavg and scaffold do not go together"),
         ({"algorithm__name": "fedntd+fedntd"}, "has fedntd twice"),
         ({"algorithm__name": "fedavg+sva"}, "unknown algorithm 'sva'.*Did you mean 'swa'"),

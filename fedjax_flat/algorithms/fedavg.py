@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import optax
 
 from fedjax_flat import errors
+from fedjax_flat.algorithms.addition import Addition
 from fedjax_flat.algorithms.base import Algorithm, Exchange, difference, replies
 from fedjax_flat.algorithms.method import Method, Parts
 from fedjax_flat.client import Client, drift
@@ -87,8 +88,14 @@ def _make(parts: Parts) -> Algorithm:
 
 METHOD = (
     Method("fedavg", "McMahan 2017", "weighted mean of locally trained models", _make),
-    Method("fedsam", "Caldarola 2022", "FedAvg with SAM on clients", _make, sharpness="sam"),
-    Method("fedasam", "Caldarola 2022", "FedAvg with ASAM on clients", _make, sharpness="asam"),
+    Method(
+        "fedsam", "Caldarola 2022", "FedAvg with SAM on clients", sharpness="sam",
+        add=lambda settings: Addition(),  # the ascent is the client's, of whatever method
+    ),
+    Method(
+        "fedasam", "Caldarola 2022", "FedAvg with ASAM on clients", sharpness="asam",
+        add=lambda settings: Addition(),
+    ),
     Method("fedavgm", "Hsu 2019", "momentum on the server", _make, optimizer="sgd with momentum"),
     Method("fedadam", "Reddi 2021", "Adam on the server", _make, optimizer="adam"),
     Method("fedadagrad", "Reddi 2021", "Adagrad on the server", _make, optimizer="adagrad"),

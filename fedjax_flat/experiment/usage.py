@@ -46,7 +46,7 @@ def methods_of(config: Config) -> tuple[Method, list[Method]]:
 
 
 def method_of(config: Config) -> Method:
-    """The method that `algorithm.name` names, `fedasam` of `fedasam+swa`."""
+    """The method that others are added to, FedDyn of `feddyn+fedmlb+swa`, FedAvg of `fedsam`."""
     return methods_of(config)[0]
 
 
@@ -64,10 +64,10 @@ def swa_start(config: Config) -> int:
 
 
 def sharpness_of(config: Config) -> str:
-    """none, sam or asam: the client's setting, or the one that the method is named for."""
-    named = method_of(config).sharpness
-    chosen = config.client.sharpness
-    return named if chosen == "none" and named in ("sam", "asam") else chosen
+    """none, sam or asam: the client's setting, or the one that a method is named for."""
+    base, added = methods_of(config)
+    named = [m.sharpness for m in (*added, base) if m.sharpness in ("sam", "asam")]
+    return named[0] if named and config.client.sharpness == "none" else config.client.sharpness
 
 
 def server_optimizer_of(config: Config) -> str:
@@ -177,12 +177,15 @@ def check_combination(config: Config) -> None:
             f"algorithm.name = {config.algorithm.name!r}: {added[0].name} changes what local steps "
             f"do, and {method.name} takes none. Add it to fedavg."
         )
-    if method.sharpness == "own" and client.sharpness != "none":
-        refuse("client.sharpness", client.sharpness, "it has an ascent of its own, of radius "
+    if method.sharpness == "own" and sharpness_of(config) != "none":
+        refuse("client.sharpness", sharpness_of(config), "it has an ascent of its own, of radius "
                "client.rho. Leave client.sharpness at none.")
-    named = {"fedsam": "sam", "fedasam": "asam"}.get(method.name, client.sharpness)
-    if client.sharpness not in ("none", named):
-        refuse("client.sharpness", client.sharpness, f"the name means {named}.")
+    for other in added:
+        if other.sharpness in ("sam", "asam") and other.sharpness != sharpness_of(config):
+            raise errors.UsageError(
+                f"client.sharpness = {sharpness_of(config)} does not go with {other.name}: the "
+                f"name means {other.sharpness}."
+            )
     if method.client_optimizer == "sgd" and client.optimizer != "sgd":
         refuse("client.optimizer", client.optimizer, "its equations count on the steps of SGD.")
     if method.optimizer in ADAPTIVE and server.optimizer not in ("sgd", method.optimizer):
