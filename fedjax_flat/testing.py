@@ -81,14 +81,22 @@ class Problem:
         return self.variables.params
 
 
-def algorithm_of(name: str, task: tasks.Task, settings: Mapping[str, Any] = {}) -> Algorithm:
-    """A registered method, from a config with these settings; a task of the caller's."""
+def algorithm_of(
+    name: str,
+    task: tasks.Task,
+    settings: Mapping[str, Any] = {},
+    data: data_lib.FederatedData | None = None,
+) -> Algorithm:
+    """A registered method, from a config with these settings; a task of the caller's.
+
+    `data` tell the shapes of what clients send, which codecs with residuals need.
+    """
     usual = {"client.learning_rate": RATE, "client.batch_size": BATCH, "client.epochs": EPOCHS}
     chosen = {"algorithm.name": name, **settings}
     matter = config_lib.used(config_lib.from_flat(usual | chosen))
     config = config_lib.from_flat({n: v for n, v in usual.items() if n in matter} | chosen)
     experiment.validate(config)
-    return build_algorithm(config, task)
+    return build_algorithm(config, task, None if data is None else data.client(jnp.int32(0)))
 
 
 class Run:
@@ -187,7 +195,7 @@ def check_method(
 ) -> None:
     """All checks of a registered method; `reference(drawn)` has the parameters it must reach."""
     problem = problem or Problem()
-    run = Run(algorithm_of(name, problem.task, settings), problem)
+    run = Run(algorithm_of(name, problem.task, settings, problem.data), problem)
     check_resume(run)
     check_members(run)
     check_padding(run)

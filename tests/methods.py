@@ -169,12 +169,12 @@ def problem() -> Problem:
     return Problem()
 
 
-def algorithm_of(name, task=None, **settings):
+def algorithm_of(name, task=None, data=None, **settings):
     """The registered method, from a config; keywords with `__` for the dot."""
     sections = ("client", "server", "algorithm", "model", "wire", "data")
     dotted = {k.replace("__", "."): v for k, v in settings.items()}
     full = {k if k.split(".")[0] in sections else f"algorithm.{k}": v for k, v in dotted.items()}
-    return testing.algorithm_of(name, task or problem().task, full)
+    return testing.algorithm_of(name, task or problem().task, full, data)
 
 
 class Run(testing.Run):

@@ -35,6 +35,14 @@ class Reply(NamedTuple):
     each: Any = ()  # kept apart: stacked over the cohort
 
 
+class Upload(NamedTuple):
+    """What of a reply travels."""
+
+    mean: Any
+    sum: Any
+    each: Any
+
+
 class Uploads(NamedTuple):
     """What the server receives from a cohort; zeros where nobody took part."""
 
@@ -49,8 +57,8 @@ class Exchange(NamedTuple):
     """One message down and one upload back, with the cohort of the round.
 
     `address(common, state, client)` is what one client receives of what is broadcast, by default
-    all of it. What is sent is counted from shapes: leaves that are `own` are not, and `bits` has
-    two functions that say what the others weigh, down and up, by default as they are.
+    all of it. What is sent is counted from shapes, without leaves that are `own`, and as it is
+    unless `bits(message, upload, own)` says what travels down and up.
     """
 
     broadcast: Callable[[ServerState, jax.Array], Any]
@@ -58,7 +66,7 @@ class Exchange(NamedTuple):
     update: Callable[[ServerState, Uploads, jax.Array], tuple[ServerState, Metrics]]
     address: Callable[[Any, ClientState, jax.Array], Message] | None = None
     own: parts.Part | None = None
-    bits: tuple[Callable[[Any], int] | None, Callable[[Any], int] | None] = (None, None)
+    bits: Callable[[Any, Upload, parts.Part | None], tuple[int, int]] | None = None
 
 
 class Algorithm(NamedTuple):

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedjax_flat import debug, parts, rng
-from fedjax_flat.algorithms.base import Algorithm, Exchange, Uploads
+from fedjax_flat import debug, rng
+from fedjax_flat.algorithms.base import Algorithm, Exchange, Upload, Uploads
 from fedjax_flat.data import FederatedData
 from fedjax_flat.engine import client_state, sampling
 from fedjax_flat.engine.cohort import CohortMap
@@ -17,7 +17,7 @@ from fedjax_flat.engine.sampling import Sampler
 from fedjax_flat.models import Variables
 from fedjax_flat.server import Average, aggregate
 from fedjax_flat.tasks import Task
-from fedjax_flat.wire import bits_of
+from fedjax_flat.wire import bits_of, models_in, shapes_of
 
 
 class TrainState(NamedTuple):
@@ -42,6 +42,9 @@ class RoundInfo(NamedTuple):
     finite: jax.Array
     metrics: dict[str, jax.Array]  # what the method itself measures, and the cosine if asked
 
+
+# Counted where shapes do not say it (see algorithms/compressed.py): (multiples of 65536, the rest).
+BYTES = ("bytes_down", "bytes_up")
 
 CohortOf = Callable[[jax.Array, jax.Array], sampling.Cohort]
 RoundStep = Callable[[TrainState, FederatedData], tuple[TrainState, RoundInfo]]
@@ -151,7 +154,8 @@ def round_step(
         for part in algorithm.exchanges:
             done = _exchange(cohort_map, part, state, server, rows, cohort, data)
             server, rows = done.server, done.rows
-            metrics |= done.metrics
+            counts = {n: metrics[n] + done.metrics[n] for n in BYTES if n in metrics}
+            metrics |= done.metrics | counts
         model = algorithm.models(server)["global"]
         previous: Any = ()
         if cosine:
@@ -263,11 +267,7 @@ class Traffic(NamedTuple):
 
 
 def traffic(algorithm: Algorithm, state: TrainState, data: FederatedData) -> Traffic:
-    """What a client receives and sends in all exchanges of a round, from shapes.
-
-    An array that an upload has in several reductions travels once. What is less than an array, a
-    step count, travels for free.
-    """
+    """What a client receives and sends in all exchanges of a round, from shapes."""
     down, up = 0, 0
     row = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), state.clients)
     for part in algorithm.exchanges:
@@ -278,33 +278,12 @@ def traffic(algorithm: Algorithm, state: TrainState, data: FederatedData) -> Tra
             if part.address:
                 message = part.address(message, row, zero)
             reply = part.local(message, row, data.client(zero), zero, key)
-            return message, (reply.mean, reply.sum, reply.each)
+            return message, Upload(reply.mean, reply.sum, reply.each)
 
-        traced, shapes = jax.make_jaxpr(exchange, return_shape=True)(
-            state.server, row, data, state.key
-        )
-        message, upload = jax.tree.unflatten(jax.tree.structure(shapes), traced.jaxpr.outvars)
-        weigh = [f or bits_of for f in part.bits]
-        stays = _stays(part, algorithm.models(state.server)["global"])
-        down += weigh[0](_sent(message, stays))
-        up += weigh[1](_sent(upload, stays))
+        message, upload = shapes_of(exchange, state.server, row, data, state.key)
+        if part.bits:
+            received, sent = part.bits(message, upload, part.own)
+        else:
+            received, sent = (bits_of(models_in(tree, part.own)) for tree in (message, upload))
+        down, up = down + received, up + sent
     return Traffic(down, up)
-
-
-def _stays(part: Exchange, model: Variables) -> parts.Part:
-    """Whether what is sent under a name, in whatever tree, is of a leaf that stays with clients."""
-    names = parts.take(model, part.own) if part.own else {}
-    tails = [name.removeprefix("params/") for name in names]
-    return lambda name: any(name == tail or name.endswith(f"/{tail}") for tail in tails)
-
-
-def _sent(tree: Any, stays: parts.Part) -> dict[str, jax.ShapeDtypeStruct]:
-    """The distinct arrays of a tree of traced values that leave, by name."""
-    found, seen = {}, set()
-    for path, var in jax.tree_util.tree_leaves_with_path(tree):
-        name, shape = parts.name_of(path), var.aval
-        if id(var) in seen or not shape.ndim or stays(name):
-            continue
-        seen.add(id(var))
-        found[name] = jax.ShapeDtypeStruct(shape.shape, shape.dtype)
-    return found

@@ -126,7 +126,8 @@ def build(
         partition.num_clients, config.cohort.size
     )
     task = build_task(config, dataset)
-    algorithm = method.build_algorithm(config, task)
+    one = data_lib.whole(jax.tree.map(lambda x: x[:1], dataset.train))
+    algorithm = method.build_algorithm(config, task, one)
     averages = method.build_averages(config)
     strategy = "map" if config.debug else config.cohort.strategy  # one client's values at a time
     over = cohort.cohort_map(strategy, chunk=config.cohort.chunk, devices=config.cohort.devices)

@@ -134,6 +134,14 @@ SETTINGS: dict[str, Setting] = {
 
     "wire.up": Setting("none", "codec of what clients send"),
     "wire.down": Setting("none", "codec of what clients receive"),
+    "wire.rate_down": Setting(
+        0.0, "the rate of wire.down, if it is not wire.rate; 0 is that", at_least=0, at_most=1
+    ),
+    "wire.feedback": Setting(False, "what a packet leaves out is added to the next one"),
+    "wire.cache": Setting(
+        0, "updates whose sums the server keeps for clients that come back; 0: none is missed",
+        at_least=0,
+    ),
 
     "cohort.size": Setting(10, at_least=1),
     "cohort.sampling": Setting("uniform", choices=("uniform", "bernoulli")),
@@ -166,7 +174,8 @@ SETTINGS: dict[str, Setting] = {
 }
 # Whose settings stand beside the name that chooses among them.
 BESIDE: dict[str, Registry[Any]] = {
-    "data": SOURCES, "data.shift": SHIFTS, "partition": PARTITIONS, "model": MODELS, "task": TASKS
+    "data": SOURCES, "data.shift": SHIFTS, "partition": PARTITIONS, "model": MODELS, "task": TASKS,
+    "wire": CODECS,
 }
 
 
@@ -228,8 +237,6 @@ def validate(config: ml_collections.ConfigDict) -> None:
         if name in choices and value is not None:
             choices[name].check(f"config.{name}", value)
     usage.check_combination(config)
-    for codec in (config.wire.up, config.wire.down):
-        errors.lookup("codec", codec, {"none": None, **CODECS})
     for name, value in flat.items():
         if value != reference[name]:
             why = usage.why_unused(name, config, choices)
@@ -251,13 +258,14 @@ def settings_of(config: ml_collections.ConfigDict) -> dict[str, Setting]:
     """The settings that the config's choices have: its method's, model's, partition's, task's."""
     found = dict(SETTINGS)
     for section, table in BESIDE.items():
-        name = config[section].name
-        if section == "task" and name == "auto":
-            for entry in table.values():
-                found.update({f"task.{n}": s for n, s in entry.settings.items()})
-            continue
-        chosen = table.find(name)
-        found.update({f"{section}.{n}": s for n, s in chosen.settings.items()})
+        if section == "wire":
+            chosen = [table.find(n) for n in (config.wire.up, config.wire.down) if n != "none"]
+        elif section == "task" and config.task.name == "auto":
+            chosen = list(table.values())
+        else:
+            chosen = [table.find(config[section].name)]
+        for entry in chosen:
+            found.update({f"{section}.{n}": s for n, s in entry.settings.items()})
     base, added = usage.methods_of(config)
     for method in (base, *added):
         found.update({f"algorithm.{method.section}.{n}": s for n, s in method.settings.items()})

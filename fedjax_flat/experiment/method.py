@@ -10,14 +10,20 @@ from fedjax_flat import errors, parts, server
 from fedjax_flat.algorithms import Algorithm, Parts, added, compressed, personal
 from fedjax_flat.client import asam, local_training, sam, sgd, warm_up
 from fedjax_flat.client.optimizer import named
+from fedjax_flat.data import ClientData
 from fedjax_flat.engine.round import Averages
 from fedjax_flat.experiment import usage
 from fedjax_flat.tasks import Task
-from fedjax_flat.wire import CODECS
+from fedjax_flat.wire import Codec, feedback
 
 
-def build_algorithm(config: ml_collections.ConfigDict, task: Task) -> Algorithm:
-    """The method that `config.algorithm` names, of the parts that the rest of it describes."""
+def build_algorithm(
+    config: ml_collections.ConfigDict, task: Task, data: ClientData | None = None
+) -> Algorithm:
+    """The method that `config.algorithm` names, of the parts that the rest of it describes.
+
+    `data` shows what a client's data look like, for codecs that keep something of uploads.
+    """
     (method, additions), client = usage.methods_of(config), config.client
     worker = local_training(
         task,
@@ -40,11 +46,21 @@ def build_algorithm(config: ml_collections.ConfigDict, task: Task) -> Algorithm:
     algorithm = added(make, worker, *(m.add(settings_of(m)) for m in additions if m.add))
     if config.model.statistics == "own":
         algorithm = personal(algorithm, parts.statistics)
-    up, down = (
-        CODECS.find(name).make() if name != "none" else None
-        for name in (config.wire.up, config.wire.down)
+    up, down = build_codecs(config)
+    if not up and not down:
+        return algorithm
+    return compressed(
+        algorithm, up=up, down=down, data=data, cache=config.wire.cache, seed=config.seed
     )
-    return compressed(algorithm, up=up, down=down) if up or down else algorithm
+
+
+def build_codecs(config: ml_collections.ConfigDict) -> tuple[Codec | None, Codec | None]:
+    """What `config.wire` names, up and down, with what each keeps."""
+    up, down = (usage.codec_of(config, way) for way in ("up", "down"))
+    if config.wire.feedback:
+        up = up and feedback(up)
+        down = down and feedback(down)
+    return up, down
 
 
 def build_client_optimizer(config: ml_collections.ConfigDict):

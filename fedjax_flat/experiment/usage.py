@@ -13,6 +13,7 @@ from fedjax_flat.data.augment import check_crops
 from fedjax_flat.models import MODELS
 from fedjax_flat.server import ADAPTIVE
 from fedjax_flat.settings import Setting
+from fedjax_flat.wire import CODECS, Codec
 
 Config = Any  # ml_collections.ConfigDict, whose attributes are the settings
 
@@ -82,6 +83,24 @@ def server_momentum(config: Config) -> float:
     return config.server.momentum or (0.9 if named else 0.0)
 
 
+def codec_settings(config: Config, way: str) -> Mapping[str, Setting]:
+    """Of the codec that `wire.up` or `wire.down` names."""
+    name = config.wire[way]
+    return {} if name == "none" else CODECS.find(name).settings
+
+
+def codec_of(config: Config, way: str) -> Codec | None:
+    """The codec that `wire.up` or `wire.down` names, with its settings."""
+    if config.wire[way] == "none":
+        return None
+    entry = CODECS.find(config.wire[way])
+    given = {name: config.wire[name] for name in entry.settings}
+    options = {n: entry.settings[n].default if v is None else v for n, v in given.items()}
+    if way == "down" and "rate" in options and config.wire.rate_down:
+        options["rate"] = config.wire.rate_down
+    return entry.make(**options)
+
+
 def _takes_steps(c: Config) -> bool:
     return method_of(c).sharpness != "no steps"
 
@@ -132,6 +151,12 @@ _RULES: list[tuple[tuple[str, ...], Callable[[Config], bool], str]] = [
     (("server.swa.rate_ratio",), lambda c: c.server.swa.cycle > 1,
      "a cycle of one round leaves the rate constant"),
     (("server.wima.",), lambda c: "wima" in averages(c), "server.average has no wima"),
+    (("wire.rate_down",), lambda c: "rate" in codec_settings(c, "down"),
+     "wire.down has no rate"),
+    (("wire.feedback",), lambda c: c.wire.up != "none" or c.wire.down != "none",
+     "nothing is encoded: wire.up and wire.down are none"),
+    (("wire.cache",), lambda c: c.wire.down != "none",
+     "clients receive the model itself: wire.down is none"),
     (("cohort.chunk",), lambda c: c.cohort.strategy in ("chunked", "sharded", "auto"),
      "cohort.strategy is neither chunked nor sharded"),
     (("cohort.devices",), lambda c: c.cohort.strategy in ("auto", "sharded"),
@@ -155,6 +180,10 @@ def why_unused(name: str, config: Config, choices: Mapping[str, Setting]) -> str
         if section.startswith("algorithm."):
             whose = [m.name for m in METHODS.values() if f"algorithm.{m.section}" == section]
             return f"it is of {' and '.join(whose)}, and algorithm.name is {config.algorithm.name}"
+        if section == "wire":
+            whose = [n for n, entry in CODECS.items() if last in entry.settings]
+            return (f"it is of {', '.join(whose)}, and wire.up is {config.wire.up}, wire.down "
+                    f"{config.wire.down}")
         return f"{section} {config[section].name} has no {last}"
     for names, holds, why in _RULES:
         meant = any(name == n or (n.endswith(".") and name.startswith(n)) for n in names)
@@ -192,5 +221,30 @@ def check_combination(config: Config) -> None:
         refuse("server.optimizer", server.optimizer, f"the name means {method.optimizer}.")
     if method.optimizer == "sgd with momentum" and server.optimizer != "sgd":
         refuse("server.optimizer", server.optimizer, "the name means SGD with momentum.")
+    _check_wire(config)
     if method.section == "mime" and client.momentum:
         refuse("client.momentum", client.momentum, "its momentum is algorithm.mime.momentum.")
+
+
+def _check_wire(config: Config) -> None:
+    up, down = codec_settings(config, "up"), codec_settings(config, "down")
+    for name in up.keys() & down.keys():
+        if config.wire[name] is None and up[name].default != down[name].default:
+            raise errors.UsageError(
+                f"wire.{name} is {up[name].default!r} in {config.wire.up} and "
+                f"{down[name].default!r} in {config.wire.down} unless it is set, and both are "
+                "used. Set it."
+            )
+    codec = codec_of(config, "down")
+    if config.wire.cache and codec and not codec.changes:
+        raise errors.UsageError(
+            f"wire.cache = {config.wire.cache} does not go with wire.down = {config.wire.down}: it "
+            "sends models, not updates that could be summed. Choose stc, or leave the cache out."
+        )
+    if config.wire.feedback and config.wire.unbiased is not False and "mask" in (
+        config.wire.up, config.wire.down
+    ):
+        raise errors.UsageError(
+            "wire.feedback does not go with a mask that is made unbiased: what is left out would "
+            "grow. Set wire.unbiased = False."
+        )

@@ -253,7 +253,7 @@ class _Loop:
                     "clients": clients, "examples": int(infos.examples[i]),
                     "examples_per_s": speed, "bytes_down": clients * sent.down // 8,
                     "bytes_up": clients * sent.up // 8,
-                    **{name: float(values[i]) for name, values in infos.metrics.items()},
+                    **{name: _number(values[i]) for name, values in infos.metrics.items()},
                 }
             )
 
@@ -268,3 +268,8 @@ class _Loop:
             + "Try a smaller client.learning_rate or server.learning_rate, or --config.debug=True "
             "to see the client, step and tensor."
         )
+
+
+def _number(value: Any) -> float | int:
+    """A metric; of bytes, two numbers are one."""
+    return float(value) if not value.ndim else int(value[0]) * 65536 + int(value[1])
