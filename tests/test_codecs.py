@@ -10,7 +10,7 @@ import pytest
 import reference
 import reference_codecs as ref
 import reference_methods
-from conftest import assert_same_bits, small_config
+from conftest import assert_same_bits
 from methods import algorithm_of, clients, problem
 
 import fedjax_flat as ff
