@@ -33,6 +33,7 @@ class Reply(NamedTuple):
     mean: Any = ()  # averaged over the cohort with the weights
     sum: Any = ()  # summed as it is
     each: Any = ()  # kept apart: stacked over the cohort
+    kind: Any = 0  # which of the exchange's `bits` count its messages
 
 
 class Upload(NamedTuple):
@@ -41,6 +42,10 @@ class Upload(NamedTuple):
     mean: Any
     sum: Any
     each: Any
+
+
+# (message, upload, own) -> bits down and up, of shapes
+Weigh = Callable[[Any, Upload, parts.Part | None], tuple[int, int]]
 
 
 class Uploads(NamedTuple):
@@ -58,7 +63,8 @@ class Exchange(NamedTuple):
 
     `address(common, state, client)` is what one client receives of what is broadcast, by default
     all of it. What is sent is counted from shapes, without leaves that are `own`, and as it is
-    unless `bits(message, upload, own)` says what travels down and up.
+    unless `bits` has functions of (message, upload, own) that say what travels down and up: one for
+    every kind of client, where clients differ in what they receive and send.
     """
 
     broadcast: Callable[[ServerState, jax.Array], Any]
@@ -66,7 +72,7 @@ class Exchange(NamedTuple):
     update: Callable[[ServerState, Uploads, jax.Array], tuple[ServerState, Metrics]]
     address: Callable[[Any, ClientState, jax.Array], Message] | None = None
     own: parts.Part | None = None
-    bits: Callable[[Any, Upload, parts.Part | None], tuple[int, int]] | None = None
+    bits: tuple[Weigh | None, ...] = (None,)
 
 
 class Algorithm(NamedTuple):

@@ -141,7 +141,7 @@ class _Wire(NamedTuple):
             local=self.local,
             update=self.update,
             address=address and (lambda all_, state, client: address(all_, state.inner, client)),
-            bits=self.bits,
+            bits=(self.bits,),
         )
 
     def init(self, server, client, variables, data) -> tuple[Any, Any]:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedjax_flat import debug, rng
+from fedjax_flat import debug, parts, rng
 from fedjax_flat.algorithms.base import Algorithm, Exchange, Upload, Uploads
 from fedjax_flat.data import FederatedData
 from fedjax_flat.engine import client_state, sampling
@@ -39,6 +39,7 @@ class RoundInfo(NamedTuple):
     norm: jax.Array  # of the global model, after the round
     examples: jax.Array  # visited, so an example counts once per local epoch
     clients: jax.Array
+    kinds: jax.Array  # how many clients of each kind (algorithms.base.Exchange.bits)
     finite: jax.Array
     metrics: dict[str, jax.Array]  # what the method itself measures, and the cosine if asked
 
@@ -82,6 +83,7 @@ class _Exchanged(NamedTuple):
     server: Any
     rows: Any
     uploads: Uploads
+    kinds: jax.Array
     sums: Any
     drift: jax.Array
     metrics: dict[str, jax.Array]
@@ -102,12 +104,13 @@ def _exchange(
         reply = part.local(message, row, data.client(k, mask), round, client_key)
         there = reply.present.astype(jnp.float32)
         weight = there * reply.weight
+        kind = there * (jnp.arange(len(part.bits)) == reply.kind).astype(jnp.float32)
         if_present = lambda x: jnp.where(reply.present, x, jnp.zeros_like(x))
         summed = (
             aggregate.weighted(jax.tree.map(if_present, reply.mean), weight),
             weight,
             jax.tree.map(if_present, reply.sum),
-            (reply.info.sums, there, there * reply.info.drift),
+            (reply.info.sums, kind, there * reply.info.drift),
         )
         # A client that takes no part keeps its state.
         row = jax.tree.map(lambda new, old: jnp.where(reply.present, new, old), reply.state, row)
@@ -118,13 +121,14 @@ def _exchange(
     summed, (rows, each, weights, models) = cohort_map.run(
         work, (common, data, state.round, state.key), (cohort, rows)
     )
-    weighted_sum, weight, total, (sums, clients, drift) = summed
+    weighted_sum, weight, total, (sums, kinds, drift) = summed
+    clients = jnp.sum(kinds)
     uploads = Uploads(aggregate.mean(weighted_sum, weight), total, each, weights, clients)
     debug.check({"aggregate": (uploads.mean, uploads.sum)}, round=state.round)
     updated, metrics = part.update(server, uploads, state.round)
     # A round in which nobody took part changes nothing.
     server = jax.tree.map(lambda new, old: jnp.where(clients > 0, new, old), updated, server)
-    return _Exchanged(server, rows, uploads, sums, drift, metrics, models)
+    return _Exchanged(server, rows, uploads, kinds, sums, drift, metrics, models)
 
 
 def cohorts(sample: Sampler, cohort_map: CohortMap) -> CohortOf:
@@ -169,6 +173,7 @@ def round_step(
             norm=optax.tree.norm(model.params),
             examples=done.sums["examples"],
             clients=done.uploads.clients,
+            kinds=done.kinds,
             finite=all_finite((report["loss"], server)),
             metrics=metrics,
         )
@@ -259,6 +264,11 @@ def many_rounds(step: RoundStep, most: int) -> Callable[..., tuple[TrainState, R
     return run
 
 
+def as_they_are(message: Any, upload: Any, own: parts.Part | None) -> tuple[int, int]:
+    """The bits of a message and an upload that nothing encodes."""
+    return bits_of(models_in(message, own)), bits_of(models_in(upload, own))
+
+
 class Traffic(NamedTuple):
     """Bits of one client in a round: of its messages and of its uploads."""
 
@@ -266,8 +276,10 @@ class Traffic(NamedTuple):
     up: int
 
 
-def traffic(algorithm: Algorithm, state: TrainState, data: FederatedData) -> Traffic:
-    """What a client receives and sends in all exchanges of a round, from shapes."""
+def traffic(
+    algorithm: Algorithm, state: TrainState, data: FederatedData, kind: int = 0
+) -> Traffic:
+    """What a client of this kind receives and sends in all exchanges of a round, from shapes."""
     down, up = 0, 0
     row = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), state.clients)
     for part in algorithm.exchanges:
@@ -281,9 +293,6 @@ def traffic(algorithm: Algorithm, state: TrainState, data: FederatedData) -> Tra
             return message, Upload(reply.mean, reply.sum, reply.each)
 
         message, upload = shapes_of(exchange, state.server, row, data, state.key)
-        if part.bits:
-            received, sent = part.bits(message, upload, part.own)
-        else:
-            received, sent = (bits_of(models_in(tree, part.own)) for tree in (message, upload))
+        received, sent = (part.bits[kind] or as_they_are)(message, upload, part.own)
         down, up = down + received, up + sent
     return Traffic(down, up)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import ml_collections
 
 from fedjax_flat import errors, parts, server
-from fedjax_flat.algorithms import Algorithm, Parts, added, compressed, personal
+from fedjax_flat.algorithms import Algorithm, Parts, added, compressed, personal, submodels
 from fedjax_flat.client import asam, local_training, sam, sgd, warm_up
 from fedjax_flat.client.optimizer import named
 from fedjax_flat.data import ClientData
@@ -47,11 +47,13 @@ def build_algorithm(
     if config.model.statistics == "own":
         algorithm = personal(algorithm, parts.statistics)
     up, down = build_codecs(config)
-    if not up and not down:
-        return algorithm
-    return compressed(
-        algorithm, up=up, down=down, data=data, cache=config.wire.cache, seed=config.seed
-    )
+    tiers = config.submodel.tiers
+    if up or (down and not tiers):
+        algorithm = compressed(
+            algorithm, up=up, down=None if tiers else down, data=data, cache=config.wire.cache,
+            seed=config.seed,
+        )
+    return submodels(algorithm, task, down=down, **config.submodel) if tiers else algorithm
 
 
 def build_codecs(config: ml_collections.ConfigDict) -> tuple[Codec | None, Codec | None]:

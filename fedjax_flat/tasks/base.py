@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from fedjax_flat import errors
 from fedjax_flat.data import Batch, Preprocess
-from fedjax_flat.models import Model, Outputs, Variables
+from fedjax_flat.models import Model, Outputs, Units, Variables
 
 Sums = dict[str, Any]
 
@@ -23,7 +23,8 @@ class Task(NamedTuple):
     `prepare` turns stored examples into network inputs, augmented with a key, only normalised
     without one. A key in `forward` switches training mode on; `at_blocks` is that of `Model.apply`.
     `score` names the entry of the report by which runs are compared: larger is better. `inputs` are
-    the shapes and types of what the network reads, batch first, for those who ask before training.
+    the shapes and types of what the network reads, batch first, for those who ask before training;
+    `units` is that of the network (models/units.py).
     """
 
     init: Callable[[jax.Array], Variables]
@@ -34,6 +35,7 @@ class Task(NamedTuple):
     report: Callable[[Sums], dict[str, jax.Array]]
     score: str
     inputs: Any = None
+    units: Callable[[], Units | None] = lambda: None
 
     def measure(self, outputs: Outputs, batch: Batch) -> Sums:
         """Sums over a batch: loss, units, examples, and the task's own."""
@@ -81,7 +83,10 @@ def of_network(
     def forward(variables, batch, key, at_blocks=None):
         return model.apply(variables, batch.inputs, key, batch.mask, at_blocks)
 
-    return Task(model.init, preprocess.apply, forward, losses, sums, report, score, model.inputs)
+    return Task(
+        model.init, preprocess.apply, forward, losses, sums, report, score, model.inputs,
+        model.units,
+    )
 
 
 def masked_sum(values: jax.Array, mask: jax.Array) -> jax.Array:
