@@ -15,6 +15,7 @@ from reference_open import quantise8
 
 import fedjax_flat as ff
 from fedjax_flat import rng, testing
+from fedjax_flat.algorithms.base import Upload
 from fedjax_flat.algorithms.submodels import highest, kept_count, submodels, tier_of, unit_draws
 from fedjax_flat.engine.round import traffic
 from fedjax_flat.models import units as units_lib
@@ -141,12 +142,19 @@ def test_flatten_and_coverage_against_numpy():
 def test_table_5_1_and_the_factors_of_table_5_3():
     model = ff.models.build("femnist_cnn", num_classes=62, inputs=(28, 28, 1))
     task = Problem((4,)).task._replace(init=model.init, units=model.units)
-    shapes = ff.parts.take(jax.eval_shape(model.init, jax.random.key(0)), lambda n: True)
+    shapes = jax.eval_shape(model.init, jax.random.key(0))
     tiers = {"submodel.tiers": (1, 0.8, 0.75, 0.7)}
+    sparse = {"wire.down": "8bit", "wire.accounting": "word"}
+    wires = {
+        "as it is": {},
+        "8bit": {"wire.up": "8bit", "wire.down": "8bit"},
+        "stc": {"wire.up": "stc", "wire.rate": 0.01, **sparse},
+        "layer_stc": {"wire.up": "layer_stc", "wire.rates": "4", **sparse},
+    }
     bits = {}
-    for wire in ({}, {"wire.up": "8bit", "wire.down": "8bit"}):
+    for name, wire in wires.items():
         (part,) = testing.algorithm_of("fedavg", task, tiers | wire).exchanges
-        bits["8bit" if wire else "as it is"] = [[f(shapes) for f in ways] for ways in part.bits]
+        bits[name] = [f(shapes, Upload(shapes, (), ()), None) for f in part.bits]
     plain = [row[1] for row in bits["as it is"]]
     assert [n // 32 for n in plain] == [1_690_046, 1_084_359, 956_894, 837_373]
     assert [row[0] for row in bits["as it is"]] == plain
@@ -154,6 +162,9 @@ def test_table_5_1_and_the_factors_of_table_5_3():
     assert factors(bits["as it is"]) == [1.56, 1.77, 2.02]
     # the thesis leaves biases at 32 bits, and counts no ranges: the same to two digits
     assert [f"{f:.1f}" for f in factors(bits["8bit"])] == ["6.2", "7.1", "8.1"]
+    # by its rule of 32 bits per survivor; whole survivors instead of p times the weights
+    assert factors(bits["stc"]) == pytest.approx([148.4, 167.6, 190.8], rel=1e-3)
+    assert factors(bits["layer_stc"]) == pytest.approx([66.0, 74.0, 83.4], rel=1e-3)
 
 
 def test_counts_of_units():

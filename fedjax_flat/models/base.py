@@ -123,8 +123,9 @@ def from_linen(
                 read.append(args[0])
             return call(*args, **kwargs)
 
+        network = fitting(variables.params)
         with nn.intercept_methods(watch):
-            logits: Any = fitting(variables.params).apply(
+            logits: Any = network.apply(
                 {"params": variables.params, **(stats or {})}, inputs, train=train, rngs=rngs,
                 mutable=list(stats) if moves else False, **options,
             )
