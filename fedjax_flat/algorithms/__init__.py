@@ -17,6 +17,7 @@ from fedjax_flat.algorithms.base import (
 from fedjax_flat.algorithms.compressed import compressed
 from fedjax_flat.algorithms.method import METHODS, Method, Parts, add_methods
 from fedjax_flat.algorithms.personal import personal
+from fedjax_flat.algorithms.submodels import submodels
 
 for _found in pkgutil.iter_modules(__path__):
     _module = importlib.import_module(f"{__name__}.{_found.name}")
@@ -27,5 +28,5 @@ for _found in pkgutil.iter_modules(__path__):
 __all__ = [
     "METHODS", "Addition", "Algorithm", "Exchange", "Method", "Parts", "Reply", "Uploads",
     "add_methods", "added", "combine", "compressed", "difference", "personal", "replies",
-    "with_term", "zeros",
+    "submodels", "with_term", "zeros",
 ]

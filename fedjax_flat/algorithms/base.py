@@ -21,6 +21,7 @@ ServerState = Any
 ClientState = Any  # () for stateless clients
 Message = Any
 Metrics = dict[str, jax.Array]
+Weigh = Callable[[Any], int]  # bits of a tree of shapes
 
 
 class Reply(NamedTuple):
@@ -33,6 +34,7 @@ class Reply(NamedTuple):
     mean: Any = ()  # averaged over the cohort with the weights
     sum: Any = ()  # summed as it is
     each: Any = ()  # kept apart: stacked over the cohort
+    kind: Any = 0  # which of the exchange's `bits` count its messages
 
 
 class Uploads(NamedTuple):
@@ -50,7 +52,8 @@ class Exchange(NamedTuple):
 
     `address(common, state, client)` is what one client receives of what is broadcast, by default
     all of it. What is sent is counted from shapes: leaves that are `own` are not, and `bits` has
-    two functions that say what the others weigh, down and up, by default as they are.
+    two functions that say what the others weigh, down and up, by default as they are; one such pair
+    for every kind of client, where clients differ in what they receive and send.
     """
 
     broadcast: Callable[[ServerState, jax.Array], Any]
@@ -58,7 +61,7 @@ class Exchange(NamedTuple):
     update: Callable[[ServerState, Uploads, jax.Array], tuple[ServerState, Metrics]]
     address: Callable[[Any, ClientState, jax.Array], Message] | None = None
     own: parts.Part | None = None
-    bits: tuple[Callable[[Any], int] | None, Callable[[Any], int] | None] = (None, None)
+    bits: tuple[tuple[Weigh | None, Weigh | None], ...] = ((None, None),)
 
 
 class Algorithm(NamedTuple):

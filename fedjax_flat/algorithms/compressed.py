@@ -61,14 +61,14 @@ def _encoded(part: Exchange, i: int, up: Codec | None, down: Codec | None) -> Ex
         if down is None:
             return message, server.codecs[i]
         key = jax.random.fold_in(jax.random.key(i), round)
-        return _through(down, message, server.codecs[i], key)
+        return through(down, message, server.codecs[i], key)
 
     def local(message, state, data, round, key):
         reply = part.local(message, state.inner, data, round, key)
         codecs = state.codecs
         if up is not None:
             upload = (reply.mean, reply.sum, reply.each)
-            (mean, total, each), kept = _through(up, upload, codecs[i], rng.fold(key, "codec"))
+            (mean, total, each), kept = through(up, upload, codecs[i], rng.fold(key, "codec"))
             reply = reply._replace(mean=mean, sum=total, each=each)
             codecs = (*codecs[:i], kept, *codecs[i + 1 :])
         return reply._replace(state=Compressed(reply.state, codecs))
@@ -85,11 +85,11 @@ def _encoded(part: Exchange, i: int, up: Codec | None, down: Codec | None) -> Ex
         local=local,
         update=update,
         address=address and (lambda common, state, client: address(common, state.inner, client)),
-        bits=(weigh(down), weigh(up)),
+        bits=((weigh(down), weigh(up)),),
     )
 
 
-def _through(codec: Codec, tree: Any, state: Any, key: jax.Array) -> tuple[Any, Any]:
+def through(codec: Codec, tree: Any, state: Any, key: jax.Array) -> tuple[Any, Any]:
     """(`tree` after encoding and decoding its arrays, the codec's state)."""
     leaves, structure = jax.tree.flatten(tree)
     packet, state = codec.encode(_arrays(tree), state, key)

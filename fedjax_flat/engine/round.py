@@ -39,6 +39,7 @@ class RoundInfo(NamedTuple):
     norm: jax.Array  # of the global model, after the round
     examples: jax.Array  # visited, so an example counts once per local epoch
     clients: jax.Array
+    kinds: jax.Array  # how many clients of each kind (algorithms.base.Exchange.bits)
     finite: jax.Array
     metrics: dict[str, jax.Array]  # what the method itself measures, and the cosine if asked
 
@@ -79,6 +80,7 @@ class _Exchanged(NamedTuple):
     server: Any
     rows: Any
     uploads: Uploads
+    kinds: jax.Array
     sums: Any
     drift: jax.Array
     metrics: dict[str, jax.Array]
@@ -99,12 +101,13 @@ def _exchange(
         reply = part.local(message, row, data.client(k, mask), round, client_key)
         there = reply.present.astype(jnp.float32)
         weight = there * reply.weight
+        kind = there * (jnp.arange(len(part.bits)) == reply.kind).astype(jnp.float32)
         if_present = lambda x: jnp.where(reply.present, x, jnp.zeros_like(x))
         summed = (
             aggregate.weighted(jax.tree.map(if_present, reply.mean), weight),
             weight,
             jax.tree.map(if_present, reply.sum),
-            (reply.info.sums, there, there * reply.info.drift),
+            (reply.info.sums, kind, there * reply.info.drift),
         )
         # A client that takes no part keeps its state.
         row = jax.tree.map(lambda new, old: jnp.where(reply.present, new, old), reply.state, row)
@@ -115,13 +118,14 @@ def _exchange(
     summed, (rows, each, weights, models) = cohort_map.run(
         work, (common, data, state.round, state.key), (cohort, rows)
     )
-    weighted_sum, weight, total, (sums, clients, drift) = summed
+    weighted_sum, weight, total, (sums, kinds, drift) = summed
+    clients = jnp.sum(kinds)
     uploads = Uploads(aggregate.mean(weighted_sum, weight), total, each, weights, clients)
     debug.check({"aggregate": (uploads.mean, uploads.sum)}, round=state.round)
     updated, metrics = part.update(server, uploads, state.round)
     # A round in which nobody took part changes nothing.
     server = jax.tree.map(lambda new, old: jnp.where(clients > 0, new, old), updated, server)
-    return _Exchanged(server, rows, uploads, sums, drift, metrics, models)
+    return _Exchanged(server, rows, uploads, kinds, sums, drift, metrics, models)
 
 
 def cohorts(sample: Sampler, cohort_map: CohortMap) -> CohortOf:
@@ -165,6 +169,7 @@ def round_step(
             norm=optax.tree.norm(model.params),
             examples=done.sums["examples"],
             clients=done.uploads.clients,
+            kinds=done.kinds,
             finite=all_finite((report["loss"], server)),
             metrics=metrics,
         )
@@ -262,8 +267,10 @@ class Traffic(NamedTuple):
     up: int
 
 
-def traffic(algorithm: Algorithm, state: TrainState, data: FederatedData) -> Traffic:
-    """What a client receives and sends in all exchanges of a round, from shapes.
+def traffic(
+    algorithm: Algorithm, state: TrainState, data: FederatedData, kind: int = 0
+) -> Traffic:
+    """What a client of this kind receives and sends in all exchanges of a round, from shapes.
 
     An array that an upload has in several reductions travels once. What is less than an array, a
     step count, travels for free.
@@ -284,7 +291,7 @@ def traffic(algorithm: Algorithm, state: TrainState, data: FederatedData) -> Tra
             state.server, row, data, state.key
         )
         message, upload = jax.tree.unflatten(jax.tree.structure(shapes), traced.jaxpr.outvars)
-        weigh = [f or bits_of for f in part.bits]
+        weigh = [f or bits_of for f in part.bits[kind]]
         stays = _stays(part, algorithm.models(state.server)["global"])
         down += weigh[0](_sent(message, stays))
         up += weigh[1](_sent(upload, stays))

@@ -130,6 +130,11 @@ def build(
     averages = method.build_averages(config)
     strategy = "map" if config.debug else config.cohort.strategy  # one client's values at a time
     over = cohort.cohort_map(strategy, chunk=config.cohort.chunk, devices=config.cohort.devices)
+    if len(config.submodel.tiers) > 1 and ("vmap" in over.name or "chunked" in over.name):
+        logger.warning(
+            "cohort: %s runs all %d tiers of sub-models for every client; with cohort.strategy=map "
+            "each runs its own only", over.name, len(config.submodel.tiers),
+        )
     batches = over if over.mesh else cohort.cohort_map("map")
     shift = build_shift(config, dataset, partition)
     data = place_data(config.data.placement, dataset.train, shares.train, over, shift)

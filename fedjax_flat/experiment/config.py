@@ -19,6 +19,7 @@ from ml_collections import config_dict
 from fedjax_flat import errors
 from fedjax_flat.algorithms import METHODS
 from fedjax_flat.algorithms.base import WEIGHTINGS
+from fedjax_flat.algorithms.submodels import ASSIGNMENTS, CHOICES
 from fedjax_flat.data import PARTITIONS, SHIFTS, SOURCES
 from fedjax_flat.experiment import usage
 from fedjax_flat.models import MODELS, STATISTICS
@@ -129,6 +130,15 @@ SETTINGS: dict[str, Setting] = {
 
     "wire.up": Setting("none", "codec of what clients send"),
     "wire.down": Setting("none", "codec of what clients receive"),
+
+    "submodel.tiers": Setting(
+        (), "shares of every hidden layer's units, of which a client trains one; () is all units"
+    ),
+    "submodel.units": Setting("random", "which units a client has", choices=CHOICES),
+    "submodel.assignment": Setting(
+        "drawn", "a tier per client and round, or each client its own", choices=ASSIGNMENTS
+    ),
+    "submodel.coverage": Setting(False, "means over the clients that have a weight, not over all"),
 
     "cohort.size": Setting(10, at_least=1),
     "cohort.sampling": Setting("uniform", choices=("uniform", "bernoulli")),

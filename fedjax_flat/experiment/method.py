@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import ml_collections
 
 from fedjax_flat import errors, parts, server
-from fedjax_flat.algorithms import Algorithm, Parts, added, compressed, personal
+from fedjax_flat.algorithms import Algorithm, Parts, added, compressed, personal, submodels
 from fedjax_flat.client import asam, local_training, sam, sgd, warm_up
 from fedjax_flat.client.optimizer import named
 from fedjax_flat.engine.round import Averages
@@ -42,7 +42,10 @@ def build_algorithm(config: ml_collections.ConfigDict, task: Task) -> Algorithm:
         CODECS.find(name).make() if name != "none" else None
         for name in (config.wire.up, config.wire.down)
     )
-    return compressed(algorithm, up=up, down=down) if up or down else algorithm
+    if not config.submodel.tiers:
+        return compressed(algorithm, up=up, down=down) if up or down else algorithm
+    algorithm = compressed(algorithm, up=up) if up else algorithm
+    return submodels(algorithm, task, down=down, **config.submodel)
 
 
 def build_client_optimizer(config: ml_collections.ConfigDict):

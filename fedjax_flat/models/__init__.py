@@ -22,6 +22,7 @@ from fedjax_flat.models.mlp import MLP
 from fedjax_flat.models.mobile import EfficientNetLite0, MobileNetV2
 from fedjax_flat.models.pretrained import start_from
 from fedjax_flat.models.resnet import ResNet18, ResNet20
+from fedjax_flat.models.units import Units
 from fedjax_flat.models.weights import load_weights
 from fedjax_flat.registry import Entry, Registry, entry
 from fedjax_flat.settings import Setting, Settings, check_options
@@ -93,6 +94,6 @@ def build(
 
 __all__ = [
     "CLASSIFIER", "CNN", "MLP", "MODELS", "STATISTICS", "EfficientNetLite0", "FemnistCNN", "LeNet",
-    "MobileNetV2", "Model", "Outputs", "ResNet18", "ResNet20", "Variables", "build", "from_linen",
-    "load_weights", "num_parameters",
+    "MobileNetV2", "Model", "Outputs", "ResNet18", "ResNet20", "Units", "Variables", "build",
+    "from_linen", "load_weights", "num_parameters",
 ]

@@ -1,5 +1,6 @@
 """A network as two pure functions, and any flax module as one."""
 
+import functools
 import inspect
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -10,6 +11,7 @@ import jax.numpy as jnp
 
 from fedjax_flat import errors
 from fedjax_flat.models.layers import EndOfBlock
+from fedjax_flat.models.units import Units, units_of, widths_of
 
 CLASSIFIER = "classifier"  # the name of a model's last module: what it reads are the features
 
@@ -43,11 +45,13 @@ class Model(NamedTuple):
     A key switches training mode on (dropout, batch statistics); without one the network is
     evaluated. Rows where `mask` is False are padding and count in no statistic. The network goes on
     with `at_blocks(i, x)` in place of the value x at the end of block i; what led to a value that
-    is replaced is not computed.
+    is replaced is not computed. Where there are `units`, `apply` takes variables of a network with
+    fewer of them in its hidden layers, too.
     """
 
     init: Callable[[jax.Array], Variables]
     apply: Callable[..., Outputs]
+    units: Callable[[], Units | None] = lambda: None  # if widths of hidden layers can be chosen
 
 
 PRECISIONS = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
@@ -76,11 +80,20 @@ def from_linen(
             "numbers, and layers compute in the type of their inputs. Leave it at float32."
         )
 
-    def init(key):
+    def init(key, module=module):
         zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), inputs)
         made = dict(module.init(key, zeros))
         params = made.pop("params", {})
         return Variables(params, made or ())
+
+    units = functools.cache(lambda: _chain(module, init))
+    full = functools.cache(lambda: _shapes(_shape_of(init).params))
+
+    def fitting(params):
+        if not hasattr(module, "hidden") or _shapes(params) == full():
+            return module
+        structure = units()
+        return module.clone(hidden=widths_of(structure, params)) if structure else module
 
     def apply(variables, inputs, key=None, mask=None, at_blocks: AtBlocks | None = None):
         if dtype == jnp.bfloat16:
@@ -108,8 +121,9 @@ def from_linen(
                 read.append(args[0])
             return call(*args, **kwargs)
 
+        network = fitting(variables.params)
         with nn.intercept_methods(watch):
-            logits: Any = module.apply(
+            logits: Any = network.apply(
                 {"params": variables.params, **(stats or {})}, inputs, train=train, rngs=rngs,
                 mutable=list(stats) if moves else False, **options,
             )
@@ -119,7 +133,23 @@ def from_linen(
             logits = jax.tree.map(lambda x: x.astype(jnp.float32), logits)
         return Outputs(logits, read[-1] if read else (), stats, tuple(blocks))
 
-    return Model(init, apply)
+    return Model(init, apply, units)
+
+
+def _shape_of(init: Callable[..., Variables], *arguments: Any) -> Variables:
+    return jax.eval_shape(lambda: init(jax.random.key(0), *arguments))
+
+
+def _shapes(params: Any) -> list[tuple[int, ...]]:
+    return [x.shape for x in jax.tree.leaves(params)]
+
+
+def _chain(module: nn.Module, init: Callable[..., Variables]) -> Units | None:
+    """The units of a module whose field `hidden` has the widths of its hidden layers."""
+    hidden = getattr(module, "hidden", None)
+    if not isinstance(hidden, tuple | list) or not all(isinstance(n, int) for n in hidden):
+        return None
+    return units_of(lambda widths: _shape_of(init, module.clone(hidden=widths)), tuple(hidden))
 
 
 def _parameters(module: nn.Module) -> set[str]:

@@ -11,12 +11,15 @@ two names of it. FedSeq's text gives no kernel size; 3x3 without padding is that
 networks with the same list of layers. ReLU follows every layer but the last.
 """
 
+from collections.abc import Sequence
+
 import flax.linen as nn
 import jax
 
 from fedjax_flat.models.layers import Conv, Dense, EndOfBlock
 
-VARIANTS = ("mora", "fedseq", "mcmahan")
+_HIDDEN = {"mora": (32, 64, 512), "fedseq": (32, 64, 128), "mcmahan": (32, 64, 512)}
+VARIANTS = tuple(_HIDDEN)
 
 
 class FemnistCNN(nn.Module):
@@ -24,16 +27,22 @@ class FemnistCNN(nn.Module):
 
     num_classes: int
     variant: str = "mora"
+    hidden: Sequence[int] = ()  # channels, channels and a dense layer; () is the variant's
+
+    def __post_init__(self):
+        self.hidden = self.hidden or _HIDDEN[self.variant]
+        super().__post_init__()
 
     @nn.compact
     def __call__(self, x: jax.Array, *, train: bool = False) -> jax.Array:
+        first, second, last = self.hidden
         drop = lambda rate, x: nn.Dropout(rate, deterministic=not train)(x)
         if self.variant == "fedseq":
-            x = EndOfBlock()(nn.relu(Conv(32, (3, 3))(x)))
-            x = EndOfBlock()(drop(0.25, nn.relu(Conv(64, (3, 3), pool=2)(x))))
-            x = drop(0.5, nn.relu(Dense(128)(x.reshape(x.shape[0], -1))))
+            x = EndOfBlock()(nn.relu(Conv(first, (3, 3))(x)))
+            x = EndOfBlock()(drop(0.25, nn.relu(Conv(second, (3, 3), pool=2)(x))))
+            x = drop(0.5, nn.relu(Dense(last)(x.reshape(x.shape[0], -1))))
         else:
-            for features in (32, 64):
-                x = EndOfBlock()(nn.relu(Conv(features, (5, 5), padding="SAME", pool=2)(x)))
-            x = nn.relu(Dense(512)(x.reshape(x.shape[0], -1)))
+            for width in (first, second):
+                x = EndOfBlock()(nn.relu(Conv(width, (5, 5), padding="SAME", pool=2)(x)))
+            x = nn.relu(Dense(last)(x.reshape(x.shape[0], -1)))
         return Dense(self.num_classes, name="classifier")(EndOfBlock()(x))

@@ -177,7 +177,9 @@ class _Loop:
         self, state: TrainState, start: int, stop, data_of: Callable[[int], FederatedData]
     ) -> tuple[TrainState, int | None]:
         config = self.config
-        sent = traffic(self.built.algorithm, state, self.built.data_of([0]))
+        algorithm, data = self.built.algorithm, self.built.data_of([0])
+        kinds = range(len(algorithm.exchanges[-1].bits))
+        sent = [traffic(algorithm, state, data, kind) for kind in kinds]
         done, batch, signal = start, 1, 0
         if done == 0:
             self.evaluate(state, done)
@@ -237,10 +239,12 @@ class _Loop:
             for found in flatness.records(self.built, state, done):
                 self.files.write(found)
 
-    def record(self, infos: RoundInfo, done: int, seconds: float, sent: Traffic) -> None:
+    def record(self, infos: RoundInfo, done: int, seconds: float, sent: list[Traffic]) -> None:
         speed = float(infos.examples.sum() / seconds)
         for i in range(len(infos.drift)):
-            clients = int(infos.clients[i])
+            kinds = [int(n) for n in infos.kinds[i]]
+            down, up = (sum(n * t[way] for n, t in zip(kinds, sent, strict=True)) // 8
+                        for way in (0, 1))
             self.files.write(
                 {
                     "round": done + i + 1, "split": "cohort", "model": "local",
@@ -248,9 +252,8 @@ class _Loop:
                         self.built.task, {name: v[i] for name, v in infos.report.items()}
                     ),
                     "drift": float(infos.drift[i]), "norm": float(infos.norm[i]),
-                    "clients": clients, "examples": int(infos.examples[i]),
-                    "examples_per_s": speed, "bytes_down": clients * sent.down // 8,
-                    "bytes_up": clients * sent.up // 8,
+                    "clients": sum(kinds), "examples": int(infos.examples[i]),
+                    "examples_per_s": speed, "bytes_down": down, "bytes_up": up,
                     **{name: float(values[i]) for name, values in infos.metrics.items()},
                 }
             )

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from fedjax_flat import errors
 from fedjax_flat.data import Batch, Preprocess
-from fedjax_flat.models import Model, Outputs, Variables
+from fedjax_flat.models import Model, Outputs, Units, Variables
 
 Sums = dict[str, Any]
 
@@ -22,7 +22,8 @@ class Task(NamedTuple):
 
     `prepare` turns stored examples into network inputs, augmented with a key, only normalised
     without one. A key in `forward` switches training mode on; `at_blocks` is that of `Model.apply`.
-    `score` names the entry of the report by which runs are compared: larger is better.
+    `score` names the entry of the report by which runs are compared: larger is better. `units` is
+    that of the network (models/units.py).
     """
 
     init: Callable[[jax.Array], Variables]
@@ -32,6 +33,7 @@ class Task(NamedTuple):
     sums: Callable[[Outputs, Batch], Sums]
     report: Callable[[Sums], dict[str, jax.Array]]
     score: str
+    units: Callable[[], Units | None] = lambda: None
 
     def measure(self, outputs: Outputs, batch: Batch) -> Sums:
         """Sums over a batch: loss, units, examples, and the task's own."""
@@ -79,7 +81,9 @@ def of_network(
     def forward(variables, batch, key, at_blocks=None):
         return model.apply(variables, batch.inputs, key, batch.mask, at_blocks)
 
-    return Task(model.init, preprocess.apply, forward, losses, sums, report, score)
+    return Task(
+        model.init, preprocess.apply, forward, losses, sums, report, score, model.units
+    )
 
 
 def masked_sum(values: jax.Array, mask: jax.Array) -> jax.Array:
