@@ -170,6 +170,7 @@ def test_hyper_parameters_of_table_a5(options, expected):
 
 mnist = runpy.run_path(str(FOLDER / "mnist.py"))
 wima = runpy.run_path(str(FOLDER / "wima.py"))
+hfd = runpy.run_path(str(FOLDER / "hfd.py"))
 
 
 @pytest.mark.parametrize("method", mnist["METHODS"])
@@ -233,8 +234,23 @@ def test_hyper_parameters_of_table_7_3(options, expected):
         (mora, "feddyn+fedsam", "method = feddyn.fedsam: expected one of fedavg"),
         (wima, "mnist", "data = 'mnist': expected one of cifar10"),
         (wima, "cifar10,method=fedsam", "method = 'fedsam': expected one of fedavg"),
+        (hfd, "cifar10", "data = 'cifar10': expected one of femnist"),
+        (hfd, "mnist,method=hdf", "method = 'hdf': expected one of fedavg"),
     ],
 )
 def test_wrong_options_of_the_new_files(make, options, sentence):
     with pytest.raises(ff.UsageError, match=sentence):
         make["get_config"](options)
+
+
+@pytest.mark.parametrize("data", hfd["DATA"])
+@pytest.mark.parametrize("method", hfd["METHODS"])
+def test_every_row_of_the_hfd_tables(data, method):
+    for extra in ("", ",coverage", ",units=ordered,coverage", ",units=adaptive"):
+        c = hfd["get_config"](f"{data},method={method}{extra}")
+        config_lib.validate(c)
+        tiers = {"fedavg": (), "dropout": (0.75,)}.get(method, (0.8, 0.75, 0.7))
+        assert c.submodel.tiers == tiers
+        assert (c.wire.down, c.wire.up) == (("8bit",) * 2 if method == "cehfd" else ("none",) * 2)
+        assert (c.client.learning_rate, c.client.momentum, c.client.nesterov) == (0.004, 0.9, True)
+        assert (c.rounds, c.client.epochs, c.client.batch_size) == (200, 5, 10)
