@@ -153,15 +153,6 @@ SETTINGS: dict[str, Setting] = {
     ),
     "submodel.coverage": Setting(False, "means over the clients that have a weight, not over all"),
 
-    "submodel.tiers": Setting(
-        (), "shares of every hidden layer's units, of which a client trains one; () is all units"
-    ),
-    "submodel.units": Setting("random", "which units a client has", choices=CHOICES),
-    "submodel.assignment": Setting(
-        "drawn", "a tier per client and round, or each client its own", choices=ASSIGNMENTS
-    ),
-    "submodel.coverage": Setting(False, "means over the clients that have a weight, not over all"),
-
     "cohort.size": Setting(10, at_least=1),
     "cohort.sampling": Setting("uniform", choices=("uniform", "bernoulli")),
     "cohort.strategy": Setting("auto", "auto | vmap | map | chunked | sharded"),
