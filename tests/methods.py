@@ -121,6 +121,22 @@ CASES = {
         lambda c: teachers.fedmlb(c, 0.5, 2.0),
     ),
     "moon": ("moon", {"moon__mu": 2.0}, lambda c: teachers.moon(c, 2.0, 0.5)),
+    "fedmax": ("fedmax", {"fedmax__beta": 3.0}, lambda c: teachers.fedmax(c, 3.0)),
+    "fedlc": ("fedlc", {"fedlc__tau": 0.7}, lambda c: teachers.fedlc(c, 0.7)),
+    "fedrs": ("fedrs", {}, lambda c: teachers.fedrs(c, 0.5)),
+    "wsm": ("wsm", {}, teachers.wsm),
+    "feddistill_plus": (
+        "feddistill_plus", {"feddistill__gamma": 2.0}, lambda c: teachers.feddistill(c, 2.0)
+    ),
+    "fednova": (
+        "fednova", {"client__momentum": 0.8, "fednova__mu": 0.3},
+        lambda c: teachers.fednova(c, 0.8, 0.3),
+    ),
+    "fednova by norm": (
+        "fednova", {"client__momentum": 0.8, "fednova__effective": "norm"},
+        lambda c: teachers.fednova(c, 0.8, effective="norm"),
+    ),
+    "gma": ("gma", {"gma__threshold": 0.7}, lambda c: teachers.gma(c, 0.7)),
     "feddyn+fedmlb": (
         "feddyn+fedmlb", {"feddyn__alpha": 0.1, "weighting": "uniform"},
         lambda c: teachers.feddyn_fedmlb(c, 0.1),
@@ -142,6 +158,10 @@ LIMITS = [
     (("fedgkd", {"fedgkd__gamma": 0.0}), ("fedavg", {}), 0),
     (("fedmlb", {"fedmlb__lambda1": 0.0, "fedmlb__lambda2": 0.0}), ("fedavg", {}), 0),
     (("moon", {"moon__mu": 0.0}), ("fedavg", {}), 0),
+    (("fedmax", {"fedmax__beta": 0.0}), ("fedavg", {}), 0),
+    (("fedrs", {"fedrs__alpha": 1.0}), ("fedavg", {}), 0),
+    (("feddistill_plus", {"feddistill__gamma": 0.0}), ("fedavg", {}), 0),
+    (("gma", {"gma__threshold": 0.0}), ("fedavg", {}), 1e-6),
     (("fedsam", {"client__rho": 0.0}), ("fedavg", {}), 1e-6),
     (("fedasam", {"client__rho": 0.0}), ("fedavg", {}), 1e-6),
     (("adabest", {"adabest__mu": 0.0, "adabest__beta": 0.0}), ("fedavg", {}), 0),

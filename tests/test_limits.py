@@ -29,8 +29,14 @@ def params_of(name, **settings):
     return model_of(name, *settings.items())
 
 
+# Beside those of FedGKD, FedMLB and MOON, which add to FedAvg in the same ways.
+SLOW = ("fedmax", "fedrs", "feddistill_plus", "gma")
+
+
 @pytest.mark.parametrize(
-    ("limit", "base", "tolerance"), LIMITS, ids=[limit_name(limit) for limit, _, _ in LIMITS]
+    ("limit", "base", "tolerance"),
+    [pytest.param(*row, id=limit_name(row[0]), marks=pytest.mark.slow if row[0][0] in SLOW else ())
+     for row in LIMITS],
 )
 def test_limit(limit, base, tolerance):
     (name, settings), (base_name, base_settings) = limit, base

@@ -12,8 +12,8 @@ import reference
 import reference_methods as ref
 import reference_teachers as teachers
 from conftest import Problem, assert_close, assert_same_bits, small_config
-from methods import algorithm_of, clients, run
-from reference_open import softmax
+from methods import algorithm_of, clients, problem, run
+from reference_open import ntd_gradient, softmax
 
 import fedjax_flat as ff
 from fedjax_flat import rng, testing
@@ -225,9 +225,9 @@ def test_fedfa_without_augmentation_is_fedavg():
     assert_same_bits(fedfa_run(0.0).model, fedavg.model)
 
 
+@pytest.mark.slow
 def test_fedfa_keeps_the_contract():
     first = fedfa_run()
-    testing.check_resume(first)
     testing.check_padding(first)
     testing.check_strategies(first)
 
@@ -238,15 +238,113 @@ def test_fedfa_sends_two_numbers_per_channel_each_way():
     size = sum(w.size for w in jax.tree.leaves(images().params))
     assert (sent.down // 32 - size, sent.up // 32 - size) == (6, 6)
     assert first.model.stats == ()
+    testing.check_resume(first)
+
+
+# ---- FedDistill, FedDF, FedNova ----------------------------------------------------------------
+
+
+def test_feddistill_exchanges_logits_alone():
+    first = testing.Run(algorithm_of("feddistill", feddistill__gamma=2.0), problem())
+    own = first.states[-1].clients.inner
+    ours = np.stack([
+        ref.Clients.flat(reference.unpack(jax.tree.map(lambda x, k=k: x[k], own.params)))
+        for k in range(len(testing.SIZES))
+    ])
+    theirs = teachers.feddistill(clients(), 2.0, shared=False)
+    np.testing.assert_allclose(ours, theirs, atol=2e-5 * np.abs(theirs).max())
+    personal = first.algorithm.personal(
+        first.states[-1].server, jax.tree.map(lambda x: x[3], first.states[-1].clients)
+    )
+    assert_same_bits(personal, jax.tree.map(lambda x: x[3], own))
+    sent = traffic(first.algorithm, first.states[0], first.data)
+    assert sent == (32 * 9 + 8 * 3,) * 2
+    testing.check_resume(first)
+    testing.check_members(first)
+
+
+FEDDF = {"feddf__optimizer": "sgd", "feddf__learning_rate": 0.2, "feddf__batch_size": 6}
+
+
+@functools.cache
+def feddf_run(steps):
+    p = Problem()
+    p.data = p.data.replace(unlabelled=p.data.examples.inputs[5:20])
+    algorithm = algorithm_of("feddf", data__unlabelled=0.1, feddf__steps=steps, **FEDDF)
+    return testing.Run(algorithm, p, rounds=3)
+
+
+def test_feddf_is_the_reference():
+    first, c = feddf_run(4), clients()
+    c = ref.Clients(c.layers(c.w0), c.x, c.y, c.members, c.rounds[:3], c.lr)
+    place = lambda i: (6 * i + np.arange(6)) % 15
+    batches = [[place(4 * t + i) for i in range(4)] for t in range(3)]
+    theirs = teachers.feddf(c, c.x[5:20], batches, 0.2)
+    ours = ref.Clients.flat(reference.unpack(first.model.params))
+    assert np.abs(ours - theirs).max() / np.abs(theirs).max() < 2e-5
+    assert float(first.infos[0].metrics["distillation"]) > 0
+    testing.check_resume(first)
+    sent = traffic(first.algorithm, first.states[0], first.data)
+    size = 32 * sum(w.size for w in jax.tree.leaves(problem().params))
+    assert sent == (size, size)
+
+
+@pytest.mark.slow
+def test_padding_of_methods_with_clients_or_examples_of_their_own():
+    testing.check_padding(feddf_run(4))
+    testing.check_padding(testing.Run(algorithm_of("feddistill"), problem(), rounds=2))
+    assert_close(feddf_run(0).model, run("fedavg").states[3].server.model, 1e-6)
+
+
+@pytest.mark.parametrize("placement", ["device", "host"])
+def test_what_the_server_has_no_client_has(placement):
+    options = {"algorithm__name": "feddf", "data__unlabelled": 0.2, "data__validation": 0.1}
+    built = ff.build(small_config(data__placement=placement, **options))
+    everything = ff.data.load("digits").train
+    data = built.data_of([0])
+    count = len(everything.labels)
+    assert data.unlabelled.shape == (int(0.2 * count), *everything.inputs.shape[1:])
+    sizes = built.data.sizes if placement == "device" else built.data.partition.sizes
+    held_out = count - int(np.sum(sizes)) - len(data.unlabelled)
+    assert 0.05 * count < held_out < 0.1 * count
+
+
+@pytest.mark.slow
+def test_fednova_of_equal_clients_is_fedavg():
+    small = Problem((6, 6, 6))
+    a, b = (small.run(algorithm_of(n, small.task), 2)[0].server.model.params
+            for n in ("fednova", "fedavg"))
+    assert_close(a, b, 1e-6)
 
 
 # ---- together ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", [
-    "feddyn+moon+fedfa+fedmlb",
-    pytest.param("fedadam+fedfa+moon+fedntd", marks=pytest.mark.slow),
-])
+def test_two_terms_add_up():
+    """The gradient of moon+fedntd is both methods', less one cross-entropy."""
+    both = testing.Run(algorithm_of("moon+fedntd"), problem(), rounds=3)
+    c = clients()
+    w, own = c.w0, {}
+    for t in range(3):
+        received, ends = c.layers(w), {}
+        for k, batches in c.cohort(t).items():
+            previous = c.layers(own.get(k, w))
+
+            def pull(v, b, received=received, previous=previous):
+                here, x, y = c.layers(v), c.x[b], c.y[b]
+                contrast = teachers.moon_loss(here, received, previous, x, y, 1.0, 0.5)[1]
+                taught = ntd_gradient(here, received, x, y, 1.0, 1.0)
+                return c.flat(contrast) + c.flat(taught) - c.grad(v, b)
+
+            ends[k] = c.train(w, batches, pull)
+        own |= ends
+        w = w - c.mean({k: w - v for k, v in ends.items()})
+    ours = ref.Clients.flat(reference.unpack(both.model.params))
+    assert np.abs(ours - w).max() / np.abs(w).max() < 2e-5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["feddyn+moon+fedfa+fedmlb", "fedadam+fedfa+moon+fedntd"])
 def test_any_of_them_with_any_other(name):
     """Whatever the order, with SAM; nothing of FedFA's gets into models or what MOON keeps."""
     options = {"client__sharpness": "sam"}
@@ -277,6 +375,12 @@ def test_a_hybrid_resumes_with_swa(tmp_path):
         ({"algorithm__name": "fedgkd", "algorithm__fedgkd__models": 0}, "expected 1 or more"),
         ({"algorithm__name": "fedfa"}, "no images at the ends of its blocks"),
         ({"algorithm__name": "fedsgd+fedmlb"}, "fedsgd takes none"),
+        ({"algorithm__name": "feddf"}, "expected a share of the train examples"),
+        ({"data__unlabelled": 0.1}, "fedavg does not learn from it"),
+        ({"algorithm__name": "feddf", "data__unlabelled": 1e-6}, "data.unlabelled = 1e-06 holds"),
+        ({"algorithm__name": "fednova", "client__momentum": 0.9, "client__nesterov": True},
+         "norms are of plain SGD"),
+        ({"algorithm__name": "fednova", "client__optimizer": "adam"}, "on the steps of SGD"),
         ({"algorithm__name": "fedgkd", "algorithm__fedgkd_vote": 3}, "fedgkd_vote"),
         ({"algorithm__name": "moon", "algorithm__moon__tau": 0.0}, "more than 0"),
         ({"algorithm__name": "fedfa", "algorithm__fedfa__probability": 2.0}, "at most 1"),

@@ -56,6 +56,7 @@ class Uploads(NamedTuple):
     each: Any
     weights: jax.Array  # one per member of the cohort, 0 for those that are absent
     clients: jax.Array  # how many took part
+    unlabelled: Any = None  # no upload: inputs of examples that the server itself has
 
 
 class Exchange(NamedTuple):

@@ -98,7 +98,7 @@ def augmented(
         layers = iter(range(len(running)))
 
         def change(i, x):
-            if _is_image(x):
+            if _is_image(x) and probability:  # 0 leaves no trace, not even of rounding
                 layer = next(layers)
                 here = rng.fold(key, NAME, layer)
                 x, running[layer] = augment(

@@ -45,11 +45,7 @@ def fedgh(
     def update(server, uploads, round):
         del round
         deltas = harmonise(uploads.each)
-        weights = uploads.weights
-        total = jax.tree.map(
-            lambda d: jnp.tensordot(weights.astype(d.dtype), d, axes=1), deltas
-        )
-        params = aggregate.mean(total, jnp.sum(weights))
+        params = aggregate.mean_of(deltas, uploads.weights)
         metrics = conflicts(uploads.each, "before") | conflicts(deltas, "after")
         return server_step(server_optimizer, server, uploads.mean._replace(params=params)), metrics
 

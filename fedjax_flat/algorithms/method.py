@@ -47,6 +47,7 @@ class Method(NamedTuple):
     client_optimizer: str = "any"  # or `sgd`, where equations count on its steps
     sharpness: str = "any"  # on clients: any, sam or asam (if none is chosen), `own`, `no steps`
     add: Callable[[Mapping[str, Any]], Addition] | None = None  # instead of make: goes with others
+    unlabelled: bool = False  # the server learns from data.unlabelled
 
     @property
     def section(self) -> str:

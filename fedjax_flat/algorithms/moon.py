@@ -22,7 +22,6 @@ from fedjax_flat import errors
 from fedjax_flat.algorithms.addition import Addition, Beside, beside, with_term
 from fedjax_flat.algorithms.method import Method
 from fedjax_flat.client import Term, terms
-from fedjax_flat.models import CLASSIFIER
 from fedjax_flat.settings import Setting
 
 
@@ -43,16 +42,12 @@ def moon(*, mu: float = 1.0, tau: float = 0.5) -> Addition:
         previous = jax.tree.map(lambda a, b: jnp.where(last.there, a, b), last.model, anchor)
 
         def loss(outputs, batch, others):
-            if isinstance(outputs.features, tuple):
-                raise errors.UsageError(
-                    f"moon with a network that has no module {CLASSIFIER!r}: expected that name "
-                    "for its last one; what it reads are the representations."
-                )
-            near, far = (cosine(outputs.features, other) / tau for other in others)
+            own = terms.features_of("moon", outputs)
+            near, far = (cosine(own, other) / tau for other in others)
             return mu * terms.batch_mean(jax.nn.softplus(far - near), batch)
 
         def context(batch):
-            return [client.task.forward(model, batch, None).features
+            return [terms.features_of("moon", client.task.forward(model, batch, None))
                     for model in (anchor, previous)]
 
         return Term(loss, context)
@@ -67,7 +62,6 @@ def moon(*, mu: float = 1.0, tau: float = 0.5) -> Addition:
 
 def cosine(a: jax.Array, b: jax.Array) -> jax.Array:
     """Of the angle between two representations of each example; 0 if one of them is zero."""
-    a, b = (x.reshape(x.shape[0], -1).astype(jnp.float32) for x in (a, b))
     unit = lambda x: x * jax.lax.rsqrt(
         jnp.maximum(jnp.sum(x * x, axis=-1, keepdims=True), 1e-16)
     )

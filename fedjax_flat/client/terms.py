@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from fedjax_flat import errors
 from fedjax_flat.data import Batch
-from fedjax_flat.models import Outputs, Variables
+from fedjax_flat.models import CLASSIFIER, Outputs, Variables
 from fedjax_flat.tasks import Task, count, masked_sum
 
 
@@ -38,6 +38,16 @@ def divergence(target: jax.Array, logits: jax.Array) -> jax.Array:
     """KL(softmax(target) || softmax(logits)) over the last axis."""
     log_p, log_q = (jax.nn.log_softmax(z, axis=-1) for z in (target, logits))
     return jnp.sum(jnp.exp(log_p) * (log_p - log_q), axis=-1)
+
+
+def features_of(name: str, outputs: Outputs) -> jax.Array:
+    """What the classifier read, a row for each example."""
+    if isinstance(outputs.features, tuple):
+        raise errors.UsageError(
+            f"{name} with a network that has no module {CLASSIFIER!r}: expected that name for its "
+            "last one; what it reads are the features."
+        )
+    return outputs.features.reshape(outputs.features.shape[0], -1).astype(jnp.float32)
 
 
 def check_classes(name: str, outputs: Outputs, batch: Batch, *, mixed: bool = False) -> None:

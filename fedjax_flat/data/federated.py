@@ -68,6 +68,7 @@ class FederatedData(struct.PyTreeNode):
     equal_sizes: bool = struct.field(pytree_node=False)
     groups: Any = None  # (groups, clients in each): client numbers, -1 for none
     present: Any = None  # the clients, ascending, that offsets and sizes are of; None for all
+    unlabelled: Any = None  # inputs of examples that the server has
     shift: Any = struct.field(pytree_node=False, default=None)  # how each client sees its examples
 
     @property

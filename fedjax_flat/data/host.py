@@ -28,6 +28,7 @@ class HostData:
     partition: Partition
     groups: np.ndarray | None = None  # as in FederatedData
     shift: Any = None
+    unlabelled: Any = None  # on the device, as in FederatedData
 
     def __post_init__(self):
         self.partition.check(count_of(self.examples))
@@ -83,6 +84,7 @@ class HostData:
             groups=None if self.groups is None else jax.device_put(self.groups),
             shift=self.shift,
             present=jax.device_put(padded(clients, NOBODY)),
+            unlabelled=self.unlabelled,
         )
 
 

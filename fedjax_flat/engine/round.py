@@ -123,7 +123,8 @@ def _exchange(
     )
     weighted_sum, weight, total, (sums, kinds, drift) = summed
     clients = jnp.sum(kinds)
-    uploads = Uploads(aggregate.mean(weighted_sum, weight), total, each, weights, clients)
+    mean = aggregate.mean(weighted_sum, weight)
+    uploads = Uploads(mean, total, each, weights, clients, data.unlabelled)
     debug.check({"aggregate": (uploads.mean, uploads.sum)}, round=state.round)
     updated, metrics = part.update(server, uploads, state.round)
     # A round in which nobody took part changes nothing.

@@ -139,6 +139,9 @@ def build(
     batches = over if over.mesh else cohort.cohort_map("map")
     shift = build_shift(config, dataset, partition)
     data = place_data(config.data.placement, dataset.train, shares.train, over, shift)
+    if shares.unlabelled is not None:
+        inputs = jax.tree.map(lambda x: np.asarray(x)[shares.unlabelled], dataset.train.inputs)
+        data = dataclasses.replace(data, unlabelled=over.replicate(data_lib.on_device(inputs)))
     local_test = None
     if shares.local_test:
         tested, own = shares.local_test
@@ -180,6 +183,7 @@ class Shares(NamedTuple):
     train: Partition
     validation: np.ndarray | None  # held out: positions in the train examples
     local_test: tuple[Examples, Partition] | None  # the same clients' own test examples
+    unlabelled: np.ndarray | None  # the server's: positions in the train examples
 
 
 def divide(config: ml_collections.ConfigDict, dataset: Dataset, partition: Partition) -> Shares:
@@ -191,12 +195,16 @@ def divide(config: ml_collections.ConfigDict, dataset: Dataset, partition: Parti
     elif config.partition.name == "natural" and dataset.test_owners is not None:
         test = follow_owners(partition, dataset.owners, dataset.test_owners)
         local_test = dataset.test, test
-    if not config.data.validation:
-        return Shares(partition, None, local_test)
-    train, validation = hold_out(
-        partition, config.data.validation, source=config.data.validation_from
-    )
-    return Shares(train, validation, local_test)
+    unlabelled = validation = None
+    if config.data.unlabelled:
+        partition, unlabelled = hold_out(
+            partition, config.data.unlabelled, source="server", setting="data.unlabelled"
+        )
+    if config.data.validation:
+        partition, validation = hold_out(
+            partition, config.data.validation, source=config.data.validation_from
+        )
+    return Shares(partition, validation, local_test, unlabelled)
 
 
 def build_task(config: ml_collections.ConfigDict, dataset: Dataset) -> Task:

@@ -67,6 +67,9 @@ SETTINGS: dict[str, Setting] = {
     "data.validation_from": Setting(
         "clients", "each client's share, or of all", choices=("clients", "server")
     ),
+    "data.unlabelled": Setting(
+        0.0, "share of the train examples that the server has instead, without labels", **_SHARE
+    ),
     "data.imbalance": Setting(
         "none", "classes made uneven, half of all examples left: Fed3R's variants",
         choices=("none", "A", "B", "C", "D"),

@@ -166,6 +166,7 @@ _RULES: list[tuple[tuple[str, ...], Callable[[Config], bool], str]] = [
      "cohort.strategy is not sharded"),
     (("curvature.",), lambda c: c.curvature.every > 0, "curvature.every is 0"),
     (("model.groups",), _group_normed, "it is of GroupNorm, and model.norm is not group"),
+    (("data.unlabelled",), lambda c: method_of(c).unlabelled, "{method} does not learn from it"),
     (("data.validation_from",), lambda c: c.data.validation > 0, "data.validation is 0"),
     (("data.crop_padding", "data.rotation", "data.flip", "data.cutout", "data.mixup"), _takes_steps,
      "{method} takes one gradient of the examples as they are"),
@@ -225,6 +226,13 @@ def check_combination(config: Config) -> None:
     if method.optimizer == "sgd with momentum" and server.optimizer != "sgd":
         refuse("server.optimizer", server.optimizer, "the name means SGD with momentum.")
     _check_wire(config)
+    if method.unlabelled and not config.data.unlabelled:
+        raise errors.UsageError(
+            f"{method.name} with data.unlabelled = 0: expected a share of the train examples for "
+            "the server, e.g. 0.1."
+        )
+    if method.name == "fednova" and client.nesterov:
+        refuse("client.nesterov", True, "its norms are of plain SGD and of momentum as it is.")
     if method.section == "mime" and client.momentum:
         refuse("client.momentum", client.momentum, "its momentum is algorithm.mime.momentum.")
 

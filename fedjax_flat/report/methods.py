@@ -45,10 +45,11 @@ def describe(name: str) -> dict[str, Any]:
 
 def _on_a_network_for(name: str) -> experiment.Experiment:
     """The method on the first network it takes: plain, with normalisation, with convolutions."""
-    for options in ({}, {"norm": "batch"}, {"name": "resnet20"}):
+    for options in ({}, {"model.norm": "batch"}, {"model.name": "resnet20"}):
         config = experiment.default_config()
         config.algorithm.name = name
-        config.model.update(options)
+        config.data.unlabelled = 0.1 * METHODS[name].unlabelled
+        config.update_from_flattened_dict(options)
         try:
             return experiment.build(config)
         except errors.UsageError as e:

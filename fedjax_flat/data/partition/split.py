@@ -23,9 +23,10 @@ VARIANTS = {  # share of its examples that a class keeps, one for each group of 
 
 
 def hold_out(
-    partition: Partition, share: float, *, source: str = "clients", seed: int = 0
+    partition: Partition, share: float, *, source: str = "clients", seed: int = 0,
+    setting: str = "data.validation",
 ) -> tuple[Partition, np.ndarray]:
-    """(what clients keep to train on, the validation examples): `share` of their examples.
+    """(what clients keep to train on, those held out): `share` of their examples, by `setting`.
 
     From `clients`: that share of every client's. From `server`: of all of theirs, whoever has them.
     """
@@ -40,10 +41,10 @@ def hold_out(
     else:
         taken = rng.permutation(partition.indices)[: int(share * partition.indices.size)]
     if not taken.size:
+        from_all = ", or take it from all: data.validation_from = 'server'"
         raise errors.UsageError(
-            f"data.validation = {share} holds out no example: clients have "
-            f"{partition.sizes.min()} to {partition.sizes.max()}. Raise it, or take it from all: "
-            "data.validation_from = 'server'."
+            f"{setting} = {share} holds out no example: clients have {partition.sizes.min()} to "
+            f"{partition.sizes.max()}. Raise it{from_all if source == 'clients' else ''}."
         )
     return partition.where(~_among(partition.indices, taken)), np.sort(taken)
 
