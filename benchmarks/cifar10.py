@@ -7,7 +7,7 @@ flat: FedAvg, FedSAM and FedASAM, each with and without SWA, as configs/fedsam.p
 FedAvg, FedAvgM, SCAFFOLD, FedDyn, FedDyn with SAM, FedSMOO and FedGloSS with SAM, as
 configs/fedgloss.py has them. Both: the released split of alpha = 0.05 (or 0, or 100), 10 of 100
 clients per round. SWA changes nothing before it starts at 75 % of the rounds, so the runs with it
-branch off the ones without it a cycle earlier. Stop and repeat the command as you like: it goes on,
+branch off the ones without it (`start_from`). Stop and repeat the command as you like: it goes on,
 also with more rounds (not for SWA). Prints the table of the last rounds and draws the curves; a run
 that diverges is reported with its round.
 """
@@ -16,13 +16,11 @@ import argparse
 import json
 import pathlib
 import runpy
-import shutil
 
 import fedjax_flat as ff
 from fedjax_flat.experiment import usage
 from fedjax_flat.report import figures, tables
 from fedjax_flat.run import metrics
-from fedjax_flat.run.checkpoint import Checkpoints
 from fedjax_flat.run.run_folder import RunFolder
 
 CONFIGS = pathlib.Path(__file__).parents[1] / "configs"
@@ -57,8 +55,7 @@ def main():
     runs = {}
     for folder, (label, source) in (FLAT if args.which == "flat" else METHODS).items():
         if args.which == "flat":
-            start_swa(args, folder, source)
-            runs[f"{label} + SWA"] = train(args, config(args, source, ",swa"), f"{folder}_swa")
+            runs[f"{label} + SWA"] = train_swa(args, folder, source)
         runs[label] = train(args, config(args, source), folder)
     report(args, dict(sorted(runs.items(), key=lambda run: "SWA" in run[0])))
 
@@ -73,10 +70,10 @@ def config(args, source, more=""):
     return c
 
 
-def train(args, c, name):
+def train(args, c, name, start_from=None):
     """Trains, or goes on: (records, why it ended early)."""
     try:
-        result = ff.train(c, args.out / name, data_dir=args.data)
+        result = ff.train(c, args.out / name, data_dir=args.data, start_from=start_from)
     except ff.DivergedError as error:
         print(f"{name}: {error}")
         return metrics.read(RunFolder(args.out / name).metrics_file), str(error).split(".")[0]
@@ -85,24 +82,15 @@ def train(args, c, name):
     return result.records, None
 
 
-def start_swa(args, name, source):
-    """The run with SWA up to a cycle before it starts: the one without, under another config."""
-    old, new = config(args, source), config(args, source, ",swa")
-    folder, target = RunFolder(args.out / name), RunFolder(args.out / f"{name}_swa")
-    if target.config_file.exists():
-        return
-    old.rounds, old.eval.window = (usage.swa_start(new) - 1) // 10 * 10, 1
-    train(args, old, name)
-    before, after = ff.build(old, args.data), ff.build(new, args.data)
-    checkpoints = Checkpoints(folder.checkpoints)
-    done, state = checkpoints.restore(before.init())
-    checkpoints.close()
-    target.open(new, after.partition)
-    checkpoints = Checkpoints(target.checkpoints)
-    checkpoints.save(done, state._replace(averages=after.init().averages))
-    checkpoints.close()
-    shutil.copy(folder.metrics_file, target.metrics_file)
-    target.record(new, after.partition)
+def train_swa(args, name, source):
+    """The run with SWA, which branches off the one without at the last checkpoint before SWA."""
+    c, target = config(args, source, ",swa"), f"{name}_swa"
+    if RunFolder(args.out / target).config_file.exists():
+        return train(args, c, target)
+    base = config(args, source)
+    base.rounds, base.eval.window = (usage.swa_start(c) - 1) // 10 * 10, 1
+    train(args, base, name)
+    return train(args, c, target, start_from=f"{args.out / name}@{base.rounds}")
 
 
 def report(args, runs):

@@ -73,6 +73,11 @@ def _add_train(commands) -> None:
         help="Python file that registers a source, partition, model, task or method; it is run. "
         "The run folder remembers it",
     )
+    train.add_argument(
+        "--from", dest="start_from", metavar="RUN[@ROUND]",
+        help="a new run begins with a checkpoint of another (default: its newest), up to which it "
+        "would have been trained alike; its config, unless --config names one",
+    )
     train.add_argument("--data", help="data folder (default: $FEDJAX_FLAT_DATA); `fedjax-flat "
                        "datasets` says what to put there")
     train.add_argument("--fresh", action="store_true", help="delete the run in the folder first")

@@ -17,18 +17,22 @@ def train(args, rest: list[str]) -> int:
     """Trains in a run folder, or goes on there."""
     from fedjax_flat.experiment import validate
     from fedjax_flat.run import distributed
+    from fedjax_flat.run.branch import named
     from fedjax_flat.run.loop import train
     from fedjax_flat.run.run_folder import RunFolder
 
     distributed.start(args.coordinator, args.processes, args.process, timeout=args.timeout)
     folder = RunFolder(args.run)
-    config = load_config(args.config, rest, folder, args.imports)
+    begun = args.start_from is None or folder.config_file.exists()
+    config = load_config(
+        args.config, rest, folder if begun else named(args.start_from)[0], args.imports
+    )
     validate(config)
     if args.fresh and folder.path.exists() and distributed.is_primary():
         _confirm_deletion(folder, args.yes)
         folder.delete()
     result = train(
-        config, args.run, data_dir=args.data, progress=not args.quiet,
+        config, args.run, data_dir=args.data, start_from=args.start_from, progress=not args.quiet,
         allow_other_kernels=args.allow_other_kernels,
     )
     if not distributed.is_primary():

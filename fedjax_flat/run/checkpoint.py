@@ -60,16 +60,20 @@ class Checkpoints:
             force=True,
         )
 
+    def require(self, round: int) -> None:
+        """Refuses a round without a checkpoint, and says which there are."""
+        if round not in self.rounds:
+            kept = ", ".join(map(str, self.rounds)) or "none"
+            raise errors.UsageError(
+                f"{self._folder} has no checkpoint of round {round}; it has {kept}. More are kept "
+                "with --config.checkpoint.keep."
+            )
+
     def restore(self, like: Any, round: int | None = None) -> tuple[int, Any] | None:
         """(round, state) of the newest sound checkpoint, or of `round`; None when there is none."""
         newest_first = self.rounds[::-1]
         if round is not None:
-            if round not in newest_first:
-                kept = ", ".join(map(str, newest_first[::-1])) or "none"
-                raise errors.UsageError(
-                    f"{self._folder} has no checkpoint of round {round}; it has {kept}. More are "
-                    "kept with --config.checkpoint.keep."
-                )
+            self.require(round)
             newest_first = [round]
         for round in newest_first:
             try:
@@ -100,6 +104,11 @@ class Checkpoints:
         if _digest(read.state) != read.check["sha256"]:
             raise ValueError("the arrays differ from the digest saved with them")
         return with_keys(read.state, like)
+
+    def digest(self, round: int) -> str:
+        """The SHA-256 that was saved with the arrays of a checkpoint."""
+        read = self._manager.restore(round, args=ocp.args.Composite(check=ocp.args.JsonRestore()))
+        return read.check["sha256"]
 
     def close(self) -> None:
         """Releases orbax's threads."""

@@ -17,7 +17,7 @@ from fedjax_flat import debug, errors, experiment, memory
 from fedjax_flat.data import FederatedData, HostData
 from fedjax_flat.engine.feed import Feed
 from fedjax_flat.engine.round import RoundInfo, Traffic, TrainState, many_rounds, traffic
-from fedjax_flat.run import distributed, evaluation, flatness, metrics
+from fedjax_flat.run import branch, distributed, evaluation, flatness, metrics
 from fedjax_flat.run.checkpoint import Checkpoints, with_keys, without_keys
 from fedjax_flat.run.interrupt import stop_request
 from fedjax_flat.run.run_folder import RunFolder
@@ -45,14 +45,19 @@ def train(
     run: str | os.PathLike,
     *,
     data_dir: str | os.PathLike | None = None,
+    start_from: str | os.PathLike | None = None,
     progress: bool = True,
     allow_other_kernels: bool = False,
 ) -> Result:
     """Trains as `config` says in run folder `run`, going on from its newest checkpoint.
 
+    With `start_from`, `RUN` or `RUN@ROUND`, a new run begins with a checkpoint of another
+    (run/branch.py), up to which it would have been trained alike.
     A run that began with other compiled kernels (ops/kernels.py) goes on only if that is allowed.
     """
     built = experiment.build(config, data_dir)
+    if start_from is not None and distributed.is_primary():
+        branch.begin(built, run, start_from, allow_other_kernels=allow_other_kernels)
     with contextlib.ExitStack() as stack:
         opened = _Files(built, run, allow_other_kernels)
         files = stack.enter_context(contextlib.closing(opened))

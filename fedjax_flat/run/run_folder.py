@@ -2,6 +2,8 @@
 
     config.json        the settings
     environment.json   versions, devices, git revision, and every command that worked here
+    origin.json        of a run that branched off another: which, at which round, its checkpoint's
+                       hash
     partition.npz      who owned which example, with a content hash
     imports/           users' files that registered what the config names, as they were
     metrics.jsonl      one object per record
@@ -44,6 +46,7 @@ class RunFolder:
     def __init__(self, path: str | os.PathLike):
         self.path = pathlib.Path(path)
         self.config_file = self.path / "config.json"
+        self.origin_file = self.path / "origin.json"
         self.metrics_file = self.path / "metrics.jsonl"
         self.clients_file = self.path / "clients.jsonl"
         self.checkpoints = self.path / "checkpoints"
@@ -112,7 +115,7 @@ class RunFolder:
             if self.config_file.exists():
                 self._check_same(config, partition)
                 if not allow_other_kernels:
-                    self._check_kernels()
+                    self.check_kernels()
             else:
                 partition.save(self.path / "partition.npz")
 
@@ -157,6 +160,10 @@ class RunFolder:
                 + "\n  ".join(changed)
                 + "\nChoose another folder with --run, or delete this run with --fresh."
             )
+        self.check_partition(partition)
+
+    def check_partition(self, partition: Partition) -> None:
+        """Refuses other clients than those that the run was trained with."""
         saved = Partition.load(self.path / "partition.npz")
         if saved.content_hash != partition.content_hash:
             raise errors.UsageError(
@@ -165,7 +172,8 @@ class RunFolder:
                 "the partition code changed. Choose another folder with --run."
             )
 
-    def _check_kernels(self) -> None:
+    def check_kernels(self) -> None:
+        """Refuses other compiled convolutions than those that the run was trained with."""
         file = self.path / "environment.json"
         before = json.loads(file.read_text()).get("kernels") if file.exists() else None
         if before not in (None, kernels.name()):
