@@ -5,7 +5,7 @@
     ff.register.shift("dusk", make, gain=0.5)              make(dataset, clients, gain=...) -> Shift
     ff.register.model("wide", Wide, width=64)              Wide(num_classes=..., width=...)
     ff.register.task("ranking", make, margin=0.2)          make(model, preprocess, dataset, ...)
-    ff.register.codec("signs", make)                       make() -> Codec
+    ff.register.codec("halves", make, share=0.5)           make(share=...) -> Codec
     ff.register.method(METHOD)                             see algorithms/method.py
 
 Keywords are settings with their defaults, or `ff.Setting`s with ranges; a config sets them as
@@ -61,9 +61,9 @@ def task(name: str, make: Callable[..., Any], **settings: Any) -> None:
     TASKS.add(name, entry(make, _settings(settings)))
 
 
-def codec(name: str, make: Callable[[], Any]) -> None:
-    """What is sent instead of numbers: `make() -> Codec`."""
-    CODECS.add(name, entry(make))
+def codec(name: str, make: Callable[..., Any], **settings: Any) -> None:
+    """What is sent instead of numbers: `make(**settings) -> Codec`, of config.wire's settings."""
+    CODECS.add(name, entry(make, _settings(settings)))
 
 
 def method(*methods: Method) -> None:
