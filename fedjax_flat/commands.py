@@ -24,18 +24,17 @@ def train(args, rest: list[str]) -> int:
     folder = RunFolder(args.run)
     config = load_config(args.config, rest, folder, args.imports)
     validate(config)
-    if args.fresh and folder.path.exists() and distributed.is_primary():
+    if args.fresh and distributed.is_primary() and folder.can_be_deleted():
         _confirm_deletion(folder, args.yes)
-        folder.delete()
     result = train(
         config, args.run, data_dir=args.data, progress=not args.quiet,
-        allow_other_kernels=args.allow_other_kernels,
+        allow_other_kernels=args.allow_other_kernels, fresh=args.fresh,
     )
     if not distributed.is_primary():
         return 128 + result.stopped_by if result.stopped_by else 0
     done = int(result.state.round)
     if result.stopped_by:
-        again = shlex.join(["fedjax-flat", "train", "--run", args.run])
+        again = errors.printable(shlex.join(["fedjax-flat", "train", "--run", args.run]))
         print(f"Stopped after round {done} of {config.rounds}, saved. To go on: {again}")
         return 128 + result.stopped_by
     _print_summary(args.run, config, result)
@@ -43,7 +42,7 @@ def train(args, rest: list[str]) -> int:
 
 
 def _print_summary(run: str, config, result) -> None:
-    from fedjax_flat.report import figures, tables
+    from fedjax_flat.report import figures, pictures, tables
     from fedjax_flat.run import metrics
 
     rows = []
@@ -54,13 +53,13 @@ def _print_summary(run: str, config, result) -> None:
     score = f"{metrics.score_name(result.records)} (%)"
     print(tables.table(["model", "split", score, "loss", "rounds averaged"], rows))
     if "test" in config.eval.splits:
-        name = pathlib.Path(run).name
         path = pathlib.Path(run) / "figures" / "score.png"
-        print(f"figure: {figures.score_curves({name: [result.records]}, path)}")
+        curves = {pictures.label(run): [result.records]}
+        print(tables.named("figure", figures.score_curves(curves, path)))
     if any("lambda_1" in r for r in result.records):
         path = pathlib.Path(run) / "figures" / "curvature.png"
-        print(f"figure: {figures.curvature_curves(result.records, path)}")
-    print(f"run:    {run}")
+        print(tables.named("figure", figures.curvature_curves(result.records, path)))
+    print(tables.named("run", run))
 
 
 def compare(args, rest: list[str]) -> int:
@@ -129,7 +128,7 @@ def curvature(args, rest: list[str]) -> int:
 
 def landscape(args, rest: list[str]) -> int:
     """Surfaces, planes and lines of the loss."""
-    from fedjax_flat.report import analysis
+    from fedjax_flat.report import analysis, tables
 
     refuse_unknown(rest)
     common = {
@@ -146,13 +145,14 @@ def landscape(args, rest: list[str]) -> int:
         barrier, made = analysis.line(args.runs, **common)
         print(f"barrier: {barrier:.6g}")
     for path in made:
-        print(f"figure: {path}")
+        print(tables.named("figure", path))
     return 0
 
 
 def robustness(args, rest: list[str]) -> int:
     """Accuracy under corruptions."""
     from fedjax_flat.data.corruptions import CORRUPTIONS
+    from fedjax_flat.report import tables
     from fedjax_flat.report.robustness import robustness, table
 
     refuse_unknown(rest)
@@ -161,7 +161,7 @@ def robustness(args, rest: list[str]) -> int:
         examples=args.examples, model=args.model, data_dir=args.data, cache=args.cache,
     )
     print(table(result))
-    print(f"figure: {result['figure']}")
+    print(tables.named("figure", result["figure"]))
     return 0
 
 
@@ -205,6 +205,7 @@ def prepare(args, rest: list[str]) -> int:
     """A data set of tensorflow-datasets, made ready to be read."""
     from fedjax_flat.data import data_folder
     from fedjax_flat.data.sources import tfds_folder
+    from fedjax_flat.report import tables
 
     refuse_unknown(rest)
     kind, _, argument = args.name.partition(":")
@@ -213,7 +214,7 @@ def prepare(args, rest: list[str]) -> int:
             f"{args.name} is not prepared: expected tfds:NAME, e.g. tfds:mnist. `fedjax-flat "
             "datasets` says what the others need."
         )
-    print(f"prepared: {tfds_folder.prepare(argument, data_folder(args.data))}")
+    print(tables.named("prepared", tfds_folder.prepare(argument, data_folder(args.data))))
     return 0
 
 
@@ -229,8 +230,8 @@ def demo(args, rest: list[str]) -> int:
 def _confirm_deletion(folder, yes: bool) -> None:
     what = f"--fresh would delete {folder.path}: {folder.contents()}."
     if yes:
-        print(f"Deleting {folder.path}: {folder.contents()}.")
+        print(f"Deleting {errors.printable(str(folder.path))}: {folder.contents()}.")
     elif not sys.stdin.isatty():
         raise errors.UsageError(f"{what} Nothing was deleted; add --yes to do it.")
-    elif input(f"{what} Delete it? [y/N] ").strip().lower() not in ("y", "yes"):
+    elif input(f"{errors.printable(what)} Delete it? [y/N] ").strip().lower() not in ("y", "yes"):
         raise errors.UsageError("nothing was deleted.")

@@ -31,6 +31,11 @@ def did_you_mean(name: str, choices) -> str:
     return f" Did you mean {near[0]!r}?" if near else ""
 
 
+def printable(text: str) -> str:
+    """`text` with whatever a terminal would obey or cannot show written out, as in '\\x1b[31m'."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
 def at_least(name: str, value: float, least: float) -> None:
     """Refuses a number below `least`."""
     if not value >= least:

@@ -18,12 +18,12 @@ import tqdm
 
 from fedjax_flat import curvature, errors, landscape
 from fedjax_flat.curvature import DataLoss
+from fedjax_flat.disk import write_atomically
 from fedjax_flat.models import Variables
 from fedjax_flat.report import pictures
 from fedjax_flat.report.journal import Journal
 from fedjax_flat.run import flatness
 from fedjax_flat.run.restore import TrainedRun, load_run
-from fedjax_flat.run.run_folder import write_atomically
 
 METHODS: dict[str, Callable[..., curvature.Spectrum]] = {
     "lanczos": curvature.lanczos, "power": curvature.power_iteration
@@ -195,7 +195,7 @@ def surfaces(
             "run": str(run), "model": label, "split": part, "examples": loss.examples,
             "radius": radius, "points": points, "seed": seed, "round": int(trained.state.round),
         }
-        title = pathlib.Path(run).name
+        title = pictures.label(run)
         title += "" if client is None else f", client {client}, {part} data"
         grids[title] = _grid(base, what, loss, params, directions, axis, axis, title)
         made.append(str(pictures.surface({title: grids[title]}, _suffixed(base, ".png"))))

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from fedjax_flat import curvature
-from fedjax_flat.run.run_folder import write_atomically
+from fedjax_flat.disk import write_atomically
 
 
 class Journal:

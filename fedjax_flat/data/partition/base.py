@@ -7,12 +7,11 @@ file registers it in `PARTITIONS` with its settings.
 import dataclasses
 import hashlib
 import os
-import pathlib
 import zipfile
 
 import numpy as np
 
-from fedjax_flat import errors
+from fedjax_flat import disk, errors
 from fedjax_flat.data.sources import Dataset
 from fedjax_flat.registry import Entry, Registry
 from fedjax_flat.settings import Setting
@@ -120,11 +119,9 @@ class Partition:
 
     def save(self, path: str | os.PathLike) -> None:
         """Writes the index lists and their hash, atomically."""
-        partial = pathlib.Path(f"{path}.partial")
-        with open(partial, "wb") as f:
+        with disk.whole(path) as partial, open(partial, "wb") as f:
             np.savez_compressed(f, indices=self.indices, offsets=self.offsets,
                                 content_hash=np.array(self.content_hash))
-        os.replace(partial, path)
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> "Partition":
