@@ -19,7 +19,6 @@ from collections.abc import Iterator
 from fedjax_flat import errors
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-FORBIDDEN = (errno.EROFS, errno.EACCES, errno.EPERM)
 _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)
 
 
@@ -89,13 +88,14 @@ def set_aside(path: pathlib.Path, why: str) -> None:
 def refusal(error: Exception, folder: str | os.PathLike = "") -> str | None:
     """What the disk said, 'No space left on device', if it was the disk that refused to write.
 
-    Tensorstore wraps what the system said in words of its own. `folder`: where writing anything,
-    under any name, must be possible.
+    Tensorstore wraps what the system said in words of its own. In `folder` and above it any refusal
+    counts, because there it must be possible to write.
     """
     if isinstance(error, OSError):
-        where = os.path.abspath(os.fsdecode(error.filename)) if error.filename else ""
-        inside = folder and where.startswith(os.path.abspath(folder))
-        number = error.errno if inside or error.errno in (*FULL, errno.EROFS) else None
+        where = os.path.abspath(os.fsdecode(error.filename)) if error.filename else None
+        home = os.path.abspath(folder) if folder else None
+        ours = where and home and (where.startswith(home) or home.startswith(where))
+        number = error.errno if ours or error.errno in (*FULL, errno.EROFS) else None
     else:
         found = re.search(r"os_error_code='(\d+)'", str(error))
         number = int(found[1]) if found else None

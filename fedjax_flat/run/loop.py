@@ -14,7 +14,7 @@ import ml_collections
 import numpy as np
 import tqdm
 
-from fedjax_flat import debug, disk, errors, experiment, memory
+from fedjax_flat import debug, errors, experiment, memory
 from fedjax_flat.data import FederatedData, HostData
 from fedjax_flat.engine.feed import Feed
 from fedjax_flat.engine.round import RoundInfo, Traffic, TrainState, many_rounds, traffic
@@ -126,39 +126,16 @@ class _Files:
     def explained(self):
         """A disk or a memory that does not suffice, in one sentence with what is kept."""
         try:
-            yield
-        except errors.UsageError:
-            raise
-        except (OSError, ValueError) as e:
-            said = disk.refusal(e, self.folder.path)
-            if said is None:
-                raise
-            raise errors.UsageError(
-                f"run folder {self.folder.path} cannot be written: {said}. {self.kept} Free some "
-                f"space on its disk (a checkpoint takes {self.checkpoint_size}) or make it "
-                "writable; then the same command goes on."
-            ) from e
+            with self.folder.explained() if self.primary else contextlib.nullcontext():
+                yield
         except (MemoryError, jax.errors.JaxRuntimeError) as e:
             if not memory.is_exhausted(e):
                 raise
             raise errors.UsageError(
-                f"there is not enough memory ({str(e).splitlines()[0]}). {self.kept} Try a smaller "
-                "client.batch_size or eval.batch_size, --config.cohort.strategy=map, or a smaller "
-                "model."
+                f"there is not enough memory ({str(e).splitlines()[0]}). {self.folder.kept()} Try "
+                "a smaller client.batch_size or eval.batch_size, --config.cohort.strategy=map, or "
+                "a smaller model."
             ) from e
-
-    @property
-    def kept(self) -> str:
-        """What a stop at this moment leaves."""
-        if not self.saved:
-            return "No checkpoint was written yet."
-        return f"The checkpoint of round {self.saved[-1]} and the metrics up to it are kept."
-
-    @property
-    def checkpoint_size(self) -> str:
-        """Of the arrays, before they are compressed."""
-        state = jax.eval_shape(lambda: without_keys(self.built.init()))
-        return f"up to {memory.size_of(state) / 1e6:.1f} MB"
 
     def restore(self) -> tuple[int, TrainState]:
         """The newest checkpoint, or the state before the first round."""

@@ -181,14 +181,32 @@ class RunFolder:
 
     @contextlib.contextmanager
     def explained(self):
-        """A disk that refuses, in one sentence."""
+        """A disk that refuses, in one sentence with what is kept and what to do."""
         try:
             yield
-        except OSError as e:
+        except errors.UsageError:
+            raise
+        except (OSError, ValueError) as e:
+            said = disk.refusal(e, self.path)
+            if said is None:
+                raise
             raise errors.UsageError(
-                f"cannot write to run folder {self.path}: {e.strerror or e}. Choose another with "
-                "--run."
+                f"cannot write to run folder {self.path}: {said}. {self.kept()} Free some space on "
+                f"its disk{self._space()} or make it writable, and the same command goes on; or "
+                "choose another folder with --run."
             ) from e
+
+    def kept(self) -> str:
+        """What there is to go on from."""
+        rounds = self._saved_rounds()
+        if not rounds:
+            return "There is no checkpoint yet."
+        return f"The checkpoint of round {rounds[-1]} and the metrics up to it are kept."
+
+    def _space(self) -> str:
+        newest = [self.checkpoints / str(r) for r in self._saved_rounds()[-1:]]
+        size = sum(p.stat().st_size for n in newest for p in n.rglob("*") if p.is_file())
+        return f" (a checkpoint takes {max(size / 1e6, 0.1):.1f} MB)" if newest else ""
 
     def _is_new(self) -> bool:
         if self.config_file.exists() or "config" in mark.read(self.path):
@@ -259,7 +277,9 @@ class RunFolder:
             )
 
     def _saved_rounds(self) -> list[int]:
-        return sorted(int(p.name) for p in self.checkpoints.glob("*") if p.name.isdigit())
+        if not self.checkpoints.is_dir():
+            return []
+        return sorted(int(p.name) for p in self.checkpoints.iterdir() if p.name.isdigit())
 
     def can_be_deleted(self) -> bool:
         """Whether there is a run; refuses a folder that holds anything else."""
