@@ -11,7 +11,6 @@ import fcntl
 import os
 import pathlib
 import re
-import secrets
 import shutil
 import warnings
 from collections.abc import Iterator
@@ -27,7 +26,7 @@ def whole(path: str | os.PathLike) -> Iterator[pathlib.Path]:
     """A path to write to, which becomes `path` when all is written, and vanishes if not."""
     path = pathlib.Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".partial-{secrets.token_hex(8)}{path.suffix}")
+    partial = path.with_name(f".partial-{os.urandom(8).hex()}{path.suffix}")
     try:
         yield partial
         file = os.open(partial, os.O_RDONLY)
