@@ -197,6 +197,7 @@ def _add_analyses(commands) -> None:
                              "makes of the global one; its own data are split own")
         parser_.add_argument("--data", help="data folder (default: $FEDJAX_FLAT_DATA)")
         parser_.add_argument("--seed", type=int, default=0)
+        parser_.set_defaults(default_of=parser_.get_default)
 
     robustness = commands.add_parser(
         "robustness", help="accuracy on the corrupted test images of CIFAR-10-C and CIFAR-100-C"

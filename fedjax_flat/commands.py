@@ -102,12 +102,15 @@ def curvature(args, rest: list[str]) -> int:
 
     refuse_unknown(rest)
     if args.clients:
+        idle = ("top", "method", "trace", "density", "float64", "split", "model", "client", "seed")
+        _refuse_unused(args, idle, "--clients measures lambda_1 of local models")
         for run in args.runs:
             rows = analysis.local_curvature(
                 run, args.clients, examples=args.examples, data_dir=args.data
             )
             print(tables.of_records(rows))
         return 0
+    _refuse_model_of_client(args)
     found = [
         analysis.spectrum(
             run, top=args.top, split=args.split, examples=args.examples, model=args.model,
@@ -131,6 +134,10 @@ def landscape(args, rest: list[str]) -> int:
     from fedjax_flat.report import analysis, tables
 
     refuse_unknown(rest)
+    if not args.surface:
+        kind = "--plane" if args.plane else "--line"
+        _refuse_unused(args, ("radius", "seed", "client"), f"it is of --surface, not of {kind}")
+    _refuse_model_of_client(args)
     common = {
         "points": args.points, "split": args.split, "examples": args.examples,
         "model": args.model, "data_dir": args.data,
@@ -225,6 +232,20 @@ def demo(args, rest: list[str]) -> int:
     refuse_unknown(rest)
     stopped_by = demo(args.run, rounds=args.rounds, progress=not args.quiet)
     return 128 + stopped_by if stopped_by else 0
+
+
+def _refuse_unused(args, names, why: str) -> None:
+    """Raises for the first flag that was given and has no effect."""
+    for name in names:
+        value = getattr(args, name)
+        if value != args.default_of(name):
+            shown = "" if value is True else f" {value}"
+            raise errors.UsageError(f"--{name}{shown} would change nothing: {why}. Leave it out.")
+
+
+def _refuse_model_of_client(args) -> None:
+    if args.client is not None:
+        _refuse_unused(args, ("model",), "a client makes its model of the global one")
 
 
 def _confirm_deletion(folder, yes: bool) -> None:

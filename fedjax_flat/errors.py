@@ -42,6 +42,18 @@ def at_least(name: str, value: float, least: float) -> None:
         raise UsageError(f"{name} = {value}: expected {least} or more.")
 
 
+def finite(name: str, value: float) -> None:
+    """Refuses what is not a number, or larger than single precision holds."""
+    if not abs(value) < 3e38:
+        raise UsageError(f"{name} = {value}: expected a finite number.")
+
+
+def seed(name: str, value: int) -> None:
+    """Refuses a seed that would be another one's: 32 bits of it count."""
+    if not 0 <= value < 2**32:
+        raise UsageError(f"{name} = {value}: expected 0 to {2**32 - 1}.")
+
+
 def positive(name: str, value: float) -> None:
     """Refuses a number that is not above 0."""
     if not value > 0:
