@@ -1,42 +1,91 @@
-"""The command line: flags in, importable functions called. Nothing is computed here."""
+"""The command line: flags in, importable functions called. Nothing is computed here.
+
+Whatever goes wrong ends in one sentence and an exit code; a mistake of ours as well, with its
+traceback in a file.
+"""
 
 import argparse
+import contextlib
+import datetime
 import logging
 import os
+import pathlib
 import signal
 import sys
+import tempfile
+import traceback
 import warnings
 
 from fedjax_flat import commands as run
-from fedjax_flat import errors
+from fedjax_flat import disk, errors
+from fedjax_flat.run import interrupt
 from fedjax_flat.version import __version__
 
-EXIT_USAGE, EXIT_DIVERGED = 2, 3
+EXIT_BUG, EXIT_USAGE, EXIT_DIVERGED = 1, 2, 3
 
 
 def main(argv: list[str] | None = None) -> int:
     """Runs a subcommand and returns the exit code."""
-    argv = sys.argv[1:] if argv is None else argv
-    args, rest = _parser().parse_known_args(argv)
-    warnings.showwarning = _show_warning
-    logging.basicConfig(format="%(name)s: %(message)s")
-    logging.getLogger("fedjax_flat").setLevel(
-        logging.WARNING if getattr(args, "quiet", False) else logging.INFO
-    )
+    with interrupt.leaving_at_once():  # before anything heavy is imported
+        if argv is None:  # the whole process is ours
+            argv, sys.unraisablehook = sys.argv[1:], _unraisable
+            with contextlib.suppress(AttributeError):  # closed
+                sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+        args, rest = _parser().parse_known_args(argv)
+        warnings.showwarning = _show_warning
+        handler = logging.StreamHandler()
+        handler.setFormatter(_Printable("%(name)s: %(message)s"))
+        logging.basicConfig(handlers=[handler])
+        logging.getLogger("fedjax_flat").setLevel(
+            logging.WARNING if getattr(args, "quiet", False) else logging.INFO
+        )
+        return _call(args, rest)
+
+
+def _call(args: argparse.Namespace, rest: list[str]) -> int:
     try:
         return args.call(args, rest)
     except KeyboardInterrupt:
-        print("\nStopped. The same command goes on where it was.", file=sys.stderr)
+        print(f"\n{interrupt.STOPPED}", file=sys.stderr)
         return 128 + signal.SIGINT
     except BrokenPipeError:  # the reader of our output, `head` perhaps, has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
     except errors.DivergedError as e:
-        print(f"fedjax-flat: {e}", file=sys.stderr)
+        _say(str(e))
         return EXIT_DIVERGED
     except errors.UsageError as e:
-        print(f"fedjax-flat: {e}", file=sys.stderr)
+        _say(str(e))
         return EXIT_USAGE
+    except MemoryError as e:
+        _say(f"there is not enough memory ({e}). Ask for less: fewer points, probes or examples.")
+        return EXIT_USAGE
+    except Exception as e:  # the last resort
+        said = disk.refusal(e)
+        if said:
+            where = f" {e.filename}" if isinstance(e, OSError) and e.filename else ""
+            _say(f"cannot write{where}: {said}. What was finished before is kept. Free some space "
+                 "or make the folder writable; then the same command goes on.")
+            return EXIT_USAGE
+        first = (str(e).splitlines() or [""])[0][:200]
+        _say(f"{type(e).__name__}: {first} This is a mistake of the program; the traceback is in "
+             f"{_keep_traceback(args)}.")
+        return EXIT_BUG
+
+
+def _keep_traceback(args: argparse.Namespace) -> pathlib.Path:
+    """Writes the traceback into the run folder, or else where temporary files go."""
+    run = getattr(args, "run", None) or next(iter(getattr(args, "runs", ())), None)
+    now = datetime.datetime.now(datetime.UTC)
+    name = f"traceback-{now:%Y%m%d-%H%M%S}.txt"
+    text = f"fedjax_flat {__version__}: {sys.argv}\n{traceback.format_exc()}"
+    if run and pathlib.Path(run).is_dir():
+        with contextlib.suppress(OSError):
+            disk.write_atomically(pathlib.Path(run) / name, text)
+            return pathlib.Path(run) / name
+    path = pathlib.Path(tempfile.mkdtemp(prefix="fedjax_flat-")) / name
+    disk.write_atomically(path, text)
+    return path
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -153,6 +202,7 @@ def _add_analyses(commands) -> None:
                              "makes of the global one; its own data are split own")
         parser_.add_argument("--data", help="data folder (default: $FEDJAX_FLAT_DATA)")
         parser_.add_argument("--seed", type=int, default=0)
+        parser_.set_defaults(default_of=parser_.get_default)
 
     robustness = commands.add_parser(
         "robustness", help="accuracy on the corrupted test images of CIFAR-10-C and CIFAR-100-C"
@@ -233,6 +283,22 @@ def _add_lists(commands) -> None:
     prepare.set_defaults(call=run.prepare)
 
 
+def _say(text: str) -> None:
+    """To stderr, line by line, without what a terminal would obey."""
+    print("fedjax-flat: " + "\n".join(map(errors.printable, text.split("\n"))), file=sys.stderr)
+
+
 def _show_warning(message, category, filename, lineno, file=None, line=None) -> None:
     del category, filename, lineno, file, line
-    print(f"fedjax-flat: warning: {message}", file=sys.stderr)
+    _say(f"warning: {message}")
+
+
+class _Printable(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return "\n".join(map(errors.printable, super().format(record).split("\n")))
+
+
+def _unraisable(found) -> None:
+    """Leaves out what tensorstore's pending reads and writes say once nobody waits for them."""
+    if str(found.exc_value) != "Event loop is closed":
+        sys.__unraisablehook__(found)

@@ -28,18 +28,17 @@ def train(args, rest: list[str]) -> int:
         args.config, rest, folder if begun else named(args.start_from)[0], args.imports
     )
     validate(config)
-    if args.fresh and folder.path.exists() and distributed.is_primary():
+    if args.fresh and distributed.is_primary() and folder.can_be_deleted():
         _confirm_deletion(folder, args.yes)
-        folder.delete()
     result = train(
         config, args.run, data_dir=args.data, start_from=args.start_from, progress=not args.quiet,
-        allow_other_kernels=args.allow_other_kernels,
+        allow_other_kernels=args.allow_other_kernels, fresh=args.fresh,
     )
     if not distributed.is_primary():
         return 128 + result.stopped_by if result.stopped_by else 0
     done = int(result.state.round)
     if result.stopped_by:
-        again = shlex.join(["fedjax-flat", "train", "--run", args.run])
+        again = errors.printable(shlex.join(["fedjax-flat", "train", "--run", args.run]))
         print(f"Stopped after round {done} of {config.rounds}, saved. To go on: {again}")
         return 128 + result.stopped_by
     _print_summary(args.run, config, result)
@@ -47,7 +46,7 @@ def train(args, rest: list[str]) -> int:
 
 
 def _print_summary(run: str, config, result) -> None:
-    from fedjax_flat.report import figures, tables
+    from fedjax_flat.report import figures, pictures, tables
     from fedjax_flat.run import metrics
 
     rows = []
@@ -58,13 +57,13 @@ def _print_summary(run: str, config, result) -> None:
     score = f"{metrics.score_name(result.records)} (%)"
     print(tables.table(["model", "split", score, "loss", "rounds averaged"], rows))
     if "test" in config.eval.splits:
-        name = pathlib.Path(run).name
         path = pathlib.Path(run) / "figures" / "score.png"
-        print(f"figure: {figures.score_curves({name: [result.records]}, path)}")
+        curves = {pictures.label(run): [result.records]}
+        print(tables.named("figure", figures.score_curves(curves, path)))
     if any("lambda_1" in r for r in result.records):
         path = pathlib.Path(run) / "figures" / "curvature.png"
-        print(f"figure: {figures.curvature_curves(result.records, path)}")
-    print(f"run:    {run}")
+        print(tables.named("figure", figures.curvature_curves(result.records, path)))
+    print(tables.named("run", run))
 
 
 def compare(args, rest: list[str]) -> int:
@@ -107,12 +106,15 @@ def curvature(args, rest: list[str]) -> int:
 
     refuse_unknown(rest)
     if args.clients:
+        idle = ("top", "method", "trace", "density", "float64", "split", "model", "client", "seed")
+        _refuse_unused(args, idle, "--clients measures lambda_1 of local models")
         for run in args.runs:
             rows = analysis.local_curvature(
                 run, args.clients, examples=args.examples, data_dir=args.data
             )
             print(tables.of_records(rows))
         return 0
+    _refuse_model_of_client(args)
     found = [
         analysis.spectrum(
             run, top=args.top, split=args.split, examples=args.examples, model=args.model,
@@ -133,9 +135,13 @@ def curvature(args, rest: list[str]) -> int:
 
 def landscape(args, rest: list[str]) -> int:
     """Surfaces, planes and lines of the loss."""
-    from fedjax_flat.report import analysis
+    from fedjax_flat.report import analysis, tables
 
     refuse_unknown(rest)
+    if not args.surface:
+        kind = "--plane" if args.plane else "--line"
+        _refuse_unused(args, ("radius", "seed", "client"), f"it is of --surface, not of {kind}")
+    _refuse_model_of_client(args)
     common = {
         "points": args.points, "split": args.split, "examples": args.examples,
         "model": args.model, "data_dir": args.data,
@@ -150,13 +156,14 @@ def landscape(args, rest: list[str]) -> int:
         barrier, made = analysis.line(args.runs, **common)
         print(f"barrier: {barrier:.6g}")
     for path in made:
-        print(f"figure: {path}")
+        print(tables.named("figure", path))
     return 0
 
 
 def robustness(args, rest: list[str]) -> int:
     """Accuracy under corruptions."""
     from fedjax_flat.data.corruptions import CORRUPTIONS
+    from fedjax_flat.report import tables
     from fedjax_flat.report.robustness import robustness, table
 
     refuse_unknown(rest)
@@ -165,7 +172,7 @@ def robustness(args, rest: list[str]) -> int:
         examples=args.examples, model=args.model, data_dir=args.data, cache=args.cache,
     )
     print(table(result))
-    print(f"figure: {result['figure']}")
+    print(tables.named("figure", result["figure"]))
     return 0
 
 
@@ -221,6 +228,7 @@ def prepare(args, rest: list[str]) -> int:
     """A data set of tensorflow-datasets, made ready to be read."""
     from fedjax_flat.data import data_folder
     from fedjax_flat.data.sources import tfds_folder
+    from fedjax_flat.report import tables
 
     refuse_unknown(rest)
     kind, _, argument = args.name.partition(":")
@@ -229,7 +237,7 @@ def prepare(args, rest: list[str]) -> int:
             f"{args.name} is not prepared: expected tfds:NAME, e.g. tfds:mnist. `fedjax-flat "
             "datasets` says what the others need."
         )
-    print(f"prepared: {tfds_folder.prepare(argument, data_folder(args.data))}")
+    print(tables.named("prepared", tfds_folder.prepare(argument, data_folder(args.data))))
     return 0
 
 
@@ -242,11 +250,25 @@ def demo(args, rest: list[str]) -> int:
     return 128 + stopped_by if stopped_by else 0
 
 
+def _refuse_unused(args, names, why: str) -> None:
+    """Raises for the first flag that was given and has no effect."""
+    for name in names:
+        value = getattr(args, name)
+        if value != args.default_of(name):
+            shown = "" if value is True else f" {value}"
+            raise errors.UsageError(f"--{name}{shown} would change nothing: {why}. Leave it out.")
+
+
+def _refuse_model_of_client(args) -> None:
+    if args.client is not None:
+        _refuse_unused(args, ("model",), "a client makes its model of the global one")
+
+
 def _confirm_deletion(folder, yes: bool) -> None:
     what = f"--fresh would delete {folder.path}: {folder.contents()}."
     if yes:
-        print(f"Deleting {folder.path}: {folder.contents()}.")
+        print(f"Deleting {errors.printable(str(folder.path))}: {folder.contents()}.")
     elif not sys.stdin.isatty():
         raise errors.UsageError(f"{what} Nothing was deleted; add --yes to do it.")
-    elif input(f"{what} Delete it? [y/N] ").strip().lower() not in ("y", "yes"):
+    elif input(f"{errors.printable(what)} Delete it? [y/N] ").strip().lower() not in ("y", "yes"):
         raise errors.UsageError("nothing was deleted.")

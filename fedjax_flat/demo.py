@@ -12,7 +12,7 @@ import jax
 import ml_collections
 import numpy as np
 
-from fedjax_flat import curvature, experiment, landscape
+from fedjax_flat import curvature, errors, experiment, landscape
 from fedjax_flat.report import figures, tables
 from fedjax_flat.run.loop import train
 
@@ -55,7 +55,8 @@ def demo(
             config = demo_config(sharpness, rho, average, rounds=rounds, seed=seed)
             result = train(config, pathlib.Path(run) / f"{folder}_{seed}", progress=progress)
             if result.stopped_by:
-                print(f"Stopped. Run the same command to go on; what is done is in {run}.")
+                done = errors.printable(str(run))
+                print(f"Stopped. Run the same command to go on; what is done is in {done}.")
                 return result.stopped_by
             outcomes[label].append(measure(loss, result, model, draw=seed == seeds[0]))
     print("\nHandwritten digits, one class per client, 2 of 20 clients per round.\n"
@@ -71,7 +72,7 @@ def demo(
         {label: o.surface for label, found in outcomes.items() for o in found if o.surface},
         pathlib.Path(run) / "figures" / "demo.png",
     )
-    print(f"\nfigure: {picture}\nruns:   {run}")
+    print(f"\n{tables.named('figure', picture)}\n{tables.named('runs', run)}")
     return 0
 
 

@@ -31,10 +31,27 @@ def did_you_mean(name: str, choices) -> str:
     return f" Did you mean {near[0]!r}?" if near else ""
 
 
+def printable(text: str) -> str:
+    """`text` with whatever a terminal would obey or cannot show written out, as in '\\x1b[31m'."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
 def at_least(name: str, value: float, least: float) -> None:
     """Refuses a number below `least`."""
     if not value >= least:
         raise UsageError(f"{name} = {value}: expected {least} or more.")
+
+
+def finite(name: str, value: float) -> None:
+    """Refuses what is not a number, or larger than single precision holds."""
+    if not abs(value) < 3e38:
+        raise UsageError(f"{name} = {value}: expected a finite number.")
+
+
+def seed(name: str, value: int) -> None:
+    """Refuses a seed that would be another one's: 32 bits of it count."""
+    if not 0 <= value < 2**32:
+        raise UsageError(f"{name} = {value}: expected 0 to {2**32 - 1}.")
 
 
 def positive(name: str, value: float) -> None:

@@ -50,8 +50,22 @@ def place(setting: str, option: str, needed: int, memory: Memory, *, what: str, 
 def fits(tree: Any) -> bool:
     """Whether arrays of these shapes may be kept, beside what else there is, on the device."""
     device, host = free()
-    needed = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
-    return needed <= LARGEST_SHARE * (host if device is None else device)
+    return size_of(tree) <= LARGEST_SHARE * (host if device is None else device)
+
+
+def size_of(tree: Any) -> int:
+    """Bytes of arrays of these shapes."""
+    return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
+
+
+def check(what: str, needed: int, advice: str) -> None:
+    """Refuses what would take more than a share of the memory, before it is tried."""
+    place("memory", "device", needed, free(), what=what, advice=advice)
+
+
+def is_exhausted(error: Exception) -> bool:
+    """Whether NumPy or XLA asked for more memory than there is."""
+    return isinstance(error, MemoryError) or "Out of memory" in str(error)
 
 
 def gigabytes(count: int) -> str:

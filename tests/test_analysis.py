@@ -12,7 +12,7 @@ from conftest import assert_same_bits, small_config
 import fedjax_flat as ff
 from fedjax_flat import cli
 from fedjax_flat.experiment import config
-from fedjax_flat.report import analysis
+from fedjax_flat.report import analysis, results
 
 
 @pytest.fixture(scope="module")
@@ -87,6 +87,38 @@ def test_stopped_eigenvalues_go_on(runs, monkeypatch, capsys):
     assert not list(folder.glob(".partial*"))
 
 
+def test_one_changed_float_does_not_change_an_eigenvalue(runs, monkeypatch):
+    whole = analysis.spectrum(runs[1], top=3, examples=64)
+    append, calls = analysis.Journal.append, []
+
+    def append_then_stop(self, *step):
+        append(self, *step)
+        calls.append(step)
+        if len(calls) == 6:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(analysis.Journal, "append", append_then_stop)
+    with pytest.raises(KeyboardInterrupt):
+        analysis.spectrum(runs[1], top=3, examples=64)
+    (numbers,) = (pathlib.Path(runs[1]) / "curvature").glob(".partial-*.jsonl")
+    lines = numbers.read_text().split("\n")
+    lines[4] = json.dumps([220.0, *json.loads(lines[4])[1:]])
+    numbers.write_text("\n".join(lines))
+    with pytest.warns(UserWarning, match="step 4 of 6 is damaged"):
+        assert analysis.spectrum(runs[1], top=3, examples=64) == whole
+
+
+def test_two_analyses_at_once(runs, capsys):
+    folder = pathlib.Path(runs[1])
+    with results.locked(folder / "curvature" / "global_train64_lanczos3"):
+        assert cli.main(["curvature", runs[1], "--top", "3", "--examples", "64"]) == 2
+        assert "another process is computing" in capsys.readouterr().err
+    with results.locked(folder / "landscape" / "surface_global_train64_3x3_r1_s0"):
+        command = ["landscape", runs[1], "--surface", "--points", "3", "--examples", "64"]
+        assert cli.main(command) == 2
+        assert "another process is computing" in capsys.readouterr().err
+
+
 def test_double_precision_agrees(runs):
     found = [analysis.spectrum(runs[1], top=2, examples=64, precision=p)["lambda_1"]
              for p in ("float32", "float64")]
@@ -121,15 +153,15 @@ def test_surface_resumes_and_is_exact_at_its_centre(runs, monkeypatch):
         save(*args)
         next(stop_after)  # the second row raises StopIteration, as a killed process would stop
 
-    save = analysis.save
-    monkeypatch.setattr(analysis, "save", save_then_stop)
+    save = results.save
+    monkeypatch.setattr(results, "save", save_then_stop)
     with pytest.raises(StopIteration):
         analysis.surfaces(runs[:1], **options)
     folder = pathlib.Path(runs[0]) / "landscape"
     with np.load(next(folder.glob("surface_global*.npz"))) as arrays:
         assert np.isnan(arrays["loss"]).sum() == 3, "two of three rows are there"
     assert not list(folder.glob("surface_global*.png")), "nothing half-drawn"
-    monkeypatch.setattr(analysis, "save", save)
+    monkeypatch.setattr(results, "save", save)
     figures = analysis.surfaces(runs[:2], **options)
     assert len(figures) == 5
     with np.load(next(folder.glob("surface_global*.npz"))) as arrays:
@@ -137,6 +169,14 @@ def test_surface_resumes_and_is_exact_at_its_centre(runs, monkeypatch):
     trained = ff.load_run(runs[0])
     means = analysis.loss_of(trained, "train", 50).means(trained.model().params)
     assert grid["loss"][1, 1] == float(means["loss"])
+    path = next(folder.glob("surface_global*.npz"))
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    with pytest.warns(UserWarning, match="damaged or of an earlier version: computed again"):
+        analysis.surfaces(runs[:1], **options)
+    with np.load(path) as arrays:
+        np.testing.assert_array_equal(arrays["loss"], grid["loss"])
     html = next(folder.glob("*.html")).read_text()
     assert "plotly" in html.lower()
     assert 'src="http' not in html

@@ -1,8 +1,12 @@
 """Checkpoints hold the whole state and survive damage."""
 
 import pathlib
+import random
+import shutil
+import warnings
 
 import jax
+import jax.numpy as jnp
 import pytest
 from conftest import Problem, assert_same_bits, small_config
 
@@ -79,6 +83,45 @@ def test_all_damaged(checkpoints, state, tmp_path):
     damaged = pytest.warns(UserWarning, match="damaged")
     with damaged, pytest.raises(ff.UsageError, match="can be read: all are damaged"):
         checkpoints.restore(state)
+
+
+@pytest.mark.parametrize(("clients", "message"), [
+    ({"dual": (2, 1000)}, r"clients/dual is float32\[2, 2000\], expected float32\[2, 1000\]\."),
+    ({}, "clients/dual is float32.*, expected nothing of that name"),
+    ({"dual": (2, 2000), "own": (2, 3)}, r"clients/own is not there, expected float32\[2, 3\]"),
+])
+def test_another_config_or_model_is_not_called_damaged(checkpoints, state, clients, message):
+    checkpoints.save(1, state)
+    other = state._replace(clients={name: jnp.zeros(shape) for name, shape in clients.items()})
+    with pytest.raises(ff.UsageError, match=f"round 1 in .* is of another config.*{message}"):
+        checkpoints.restore(other)
+    assert checkpoints.rounds == [1]
+    checkpoints.save(2, other)
+    assert checkpoints.restore(other)[0] == 2
+    with pytest.warns(UserWarning, match="round 2 .* another config or model.*passed over"):
+        assert checkpoints.restore(state)[0] == 1
+
+
+def test_no_file_of_a_checkpoint_can_be_spoilt_unnoticed(checkpoints, state, tmp_path):
+    """Empty, garbled or gone: the same bits, or the checkpoint before it."""
+    checkpoints.save(1, state)
+    later = state._replace(round=state.round + 1)
+    checkpoints.save(2, later)
+    whole = tmp_path / "whole"
+    newest = tmp_path / "checkpoints" / "2"
+    shutil.copytree(newest, whole)
+    rng, fallen_back = random.Random(0), 0
+    for path in sorted(p.relative_to(whole) for p in whole.rglob("*") if p.is_file()):
+        for spoil in (lambda p: p.write_bytes(b""), pathlib.Path.unlink,
+                      lambda p: p.write_bytes(rng.randbytes(p.stat().st_size))):
+            spoil(newest / path)
+            with warnings.catch_warnings(record=True):
+                warnings.simplefilter("always")
+                round, restored = checkpoints.restore(state)
+            assert_same_bits(restored, later if round == 2 else state)
+            fallen_back += round == 1
+            shutil.copyfile(whole / path, newest / path)
+    assert fallen_back >= 10
 
 
 def test_a_run_at_an_earlier_round(tmp_path):

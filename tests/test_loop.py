@@ -16,7 +16,7 @@ import pytest
 from conftest import assert_same_bits, small_config
 
 import fedjax_flat as ff
-from fedjax_flat.run import metrics
+from fedjax_flat.run import mark, metrics
 from fedjax_flat.run.loop import train
 from fedjax_flat.run.run_folder import RunFolder
 
@@ -194,6 +194,7 @@ def test_divergence_stops_with_the_round_and_keeps_the_last_good_checkpoint(tmp_
     config = json.loads((tmp_path / "a" / "config.json").read_text())
     config["client"]["learning_rate"] = 1e30  # as if it had diverged after round 2
     (tmp_path / "a" / "config.json").write_text(json.dumps(config))
+    (tmp_path / "a" / mark.MARK).unlink()  # it would tell
     with pytest.raises(ff.DivergedError, match=r"round 3\. The checkpoint of round 2 is kept"):
         quiet_train(bad, tmp_path / "a")
     assert (tmp_path / "a" / "checkpoints" / "2").is_dir()
@@ -250,7 +251,8 @@ def test_tensorboard(tmp_path):
 
 def test_metrics_of_a_killed_process_lose_only_the_cut_line(tmp_path):
     path = tmp_path / "metrics.jsonl"
-    path.write_text('{"round": 1}\n{"round": 2}\n{"rou')
-    assert metrics.read(path) == [{"round": 1}, {"round": 2}]
+    records = [{"round": i, "split": "cohort", "model": "local"} for i in (1, 2)]
+    path.write_text("".join(f"{json.dumps(r)}\n" for r in records) + '{"rou')
+    assert metrics.read(path) == records
     metrics.Writer(path, after_round=1).close()
-    assert metrics.read(path) == [{"round": 1}]
+    assert metrics.read(path) == records[:1]

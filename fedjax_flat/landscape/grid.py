@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedjax_flat import errors
+from fedjax_flat import errors, memory
 from fedjax_flat.curvature.data_loss import DataLoss
 from fedjax_flat.landscape.directions import Plane, check_same_shapes
 
@@ -41,11 +41,13 @@ class Line(NamedTuple):
 
 def symmetric(radius: float, points: int) -> np.ndarray:
     """An odd number of points from -radius to radius with 0 exactly in the middle."""
+    check_points(points, least=1)
     if points < 3 or points % 2 == 0:
         raise errors.UsageError(
             f"a grid of {points} points has no centre: expected an odd number, 3 or more."
         )
     errors.positive("radius", radius)
+    errors.finite("radius", radius)
     half = np.linspace(0, radius, points // 2 + 1)
     return np.concatenate([-half[:0:-1], half])
 
@@ -84,8 +86,7 @@ def line(
 ) -> Line:
     """From the first model (x = 0) to the second (x = 1), and beyond by `margin` on both sides."""
     check_same_shapes(first, second)
-    if points < 2:
-        raise errors.UsageError(f"a line of {points} points: expected 2 or more.")
+    check_points(points)
     check_centre(loss, first)
     inside = np.linspace(0, 1, points)
     beyond = np.arange(1, int(margin * (points - 1)) + 1) / (points - 1)
@@ -96,10 +97,19 @@ def line(
 
 def plane_axes(plane: Plane, points: int, margin: float = 0.3) -> tuple[np.ndarray, np.ndarray]:
     """Axes that show all models of a plane, with `margin` of their extent around them."""
+    check_points(points)
     low, high = plane.points.min(0), plane.points.max(0)
     room = margin * np.max(high - low)
     x, y = (np.linspace(a - room, b + room, points) for a, b in zip(low, high, strict=True))
     return x, y
+
+
+def check_points(points: int, least: int = 2) -> None:
+    """Refuses a number of points per axis of which a grid has none, or more than fit anywhere."""
+    errors.at_least("points", points, least)
+    memory.check(
+        f"a grid of {points} x {points} points", 2 * 8 * points**2, "Ask for fewer points."
+    )
 
 
 def check_centre(loss: DataLoss, params: Any) -> None:

@@ -18,6 +18,7 @@ import pathlib
 import pickle
 import struct
 import zipfile
+import zlib
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -67,8 +68,8 @@ def load_weights(path: str | os.PathLike) -> dict[str, np.ndarray]:
         return _reader(data)(data)
     except _Refused as e:
         raise errors.UsageError(f"weights {path}: {e}") from e
-    except (pickle.UnpicklingError, zipfile.BadZipFile, EOFError, ValueError, TypeError, KeyError,
-            IndexError, AttributeError, struct.error, ImportError) as e:
+    except (pickle.UnpicklingError, zipfile.BadZipFile, zlib.error, EOFError, ValueError, TypeError,
+            KeyError, IndexError, AttributeError, RuntimeError, struct.error, ImportError) as e:
         raise errors.UsageError(
             f"weights {path}: the file is damaged or cut short ({type(e).__name__}: {e})."
         ) from e

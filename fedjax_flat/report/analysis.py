@@ -1,12 +1,12 @@
 """Curvature and landscapes of run folders: computed, written beside the run, drawn.
 
-Results are written whole, `.npz` for the arrays, `.json` for what they are of. What was stopped
-goes on: eigenvalues after the last product, a surface or a plane with the rows that are missing.
+Results are written whole (results.py). What was stopped goes on: eigenvalues after the last product
+(journal.py), a surface or a plane with the rows that are missing.
 """
 
+import contextlib
 import itertools
 import json
-import os
 import pathlib
 from collections.abc import Callable
 from typing import Any
@@ -18,12 +18,12 @@ import tqdm
 
 from fedjax_flat import curvature, errors, landscape
 from fedjax_flat.curvature import DataLoss
+from fedjax_flat.disk import write_atomically
 from fedjax_flat.models import Variables
-from fedjax_flat.report import pictures
+from fedjax_flat.report import pictures, results
 from fedjax_flat.report.journal import Journal
 from fedjax_flat.run import flatness
 from fedjax_flat.run.restore import TrainedRun, load_run
-from fedjax_flat.run.run_folder import write_atomically
 
 METHODS: dict[str, Callable[..., curvature.Spectrum]] = {
     "lanczos": lambda operator, top, **options: curvature.lanczos(
@@ -47,13 +47,13 @@ def loss_of(
     Split `own` is all the data of `client`.
     """
     built = trained.experiment
+    errors.at_least("--examples", examples, 0)
     if split == "own":
         if client is None:
             raise errors.UsageError("split own is the data of one client: say which, --client K.")
         return curvature.of_client(
             built.task, built.data_of([client]), client, stats=stats, precision=precision
         )
-    errors.at_least("--examples", examples, 0)
     return curvature.of_examples(
         built.task, built.split(split), stats=stats, limit=examples or None, precision=precision
     )
@@ -85,9 +85,15 @@ def spectrum(
     """Eigenvalues (and trace, and density, with probes) of a run's model."""
     solve = errors.lookup("method", method, METHODS)
     wide = errors.lookup("precision", precision, {"float32": False, "float64": True})
+    errors.seed("--seed", seed)
+    errors.at_least("--examples", examples, 0)
+    if split == "own" and examples:
+        raise errors.UsageError(
+            f"--examples {examples} would change nothing: split own is all the data of a client."
+        )
     trained = load_run(run, data_dir)
     label, variables = model_of(trained, model, client)
-    with jax.enable_x64(wide):
+    with jax.enable_x64(wide), contextlib.ExitStack() as stack:
         params, stats = jax.tree.map(lambda w: jnp.asarray(w, precision), variables)
         loss = loss_of(
             trained, split, examples, client=client, stats=stats, precision=precision
@@ -95,7 +101,7 @@ def spectrum(
         operator = curvature.flat_hessian(loss, params)
         key = jax.random.key(seed)
         name = f"{label}_{split}{loss.examples}_{method}{top}" + "_float64" * wide
-        base = trained.folder.path / "curvature" / name
+        base = results.named(trained.folder.path / "curvature", name)
         summary: dict[str, Any] = {
             "run": str(run), "model": label, "split": split, "examples": loss.examples,
             "weight_decay": False, "method": method, "precision": precision, "seed": seed,
@@ -103,10 +109,11 @@ def spectrum(
         }
         if not np.isfinite(summary["loss"]):
             raise errors.UsageError(f"the loss of {run} is {summary['loss']}: it has no curvature.")
+        stack.enter_context(results.locked(base))
         journal = Journal(base, summary, operator.size, precision)
         found = solve(
             operator, top, key=key, start=journal.start, after_step=journal.append,
-            progress=_bar(f"{method} {pathlib.Path(run).name}"),
+            progress=_bar(f"{method} {errors.printable(pathlib.Path(run).name)}"),
         )
         arrays = {
             "eigenvalues": found.values, "residuals": found.residuals,
@@ -129,9 +136,9 @@ def spectrum(
                 operator, key=key, probes=density_probes, progress=_bar("density")
             )
             arrays |= {"nodes": density.nodes, "weights": density.weights}
-    save(base, arrays, summary)
-    journal.delete()
-    summary["figure"] = str(pictures.spectrum(arrays, summary, _suffixed(base, ".png")))
+        results.save(base, arrays, summary)
+        journal.delete()
+    summary["figure"] = str(pictures.spectrum(arrays, summary, results.suffixed(base, ".png")))
     return summary
 
 
@@ -142,6 +149,9 @@ def local_curvature(
 
     The models are those with which the first `clients` clients (-1: all) would end the next round.
     """
+    if clients != -1:
+        errors.at_least("--clients", clients, 1)
+    errors.at_least("--examples", examples, 0)
     trained = load_run(run, data_dir)
     built = trained.experiment
     whole = lambda model: loss_of(trained, "train", examples, stats=model.stats)
@@ -186,6 +196,7 @@ def surfaces(
     data and on `split`.
     """
     axis = landscape.symmetric(radius, points)
+    errors.seed("--seed", seed)
     grids, made = {}, []
     parts = [split] if client is None else ["own", split]
     for run, part in itertools.product(runs, parts):
@@ -195,16 +206,17 @@ def surfaces(
         keys = jax.random.split(jax.random.key(seed))
         directions = tuple(landscape.filter_normalised(k, params) for k in keys)
         name = f"surface_{label}_{part}{loss.examples}_{points}x{points}_r{radius:g}_s{seed}"
-        base = trained.folder.path / "landscape" / name
+        base = results.named(trained.folder.path / "landscape", name)
         what = {
             "run": str(run), "model": label, "split": part, "examples": loss.examples,
             "radius": radius, "points": points, "seed": seed, "round": int(trained.state.round),
         }
-        title = pathlib.Path(run).name
+        title = pictures.label(run)
         title += "" if client is None else f", client {client}, {part} data"
         grids[title] = _grid(base, what, loss, params, directions, axis, axis, title)
-        made.append(str(pictures.surface({title: grids[title]}, _suffixed(base, ".png"))))
-        made.append(str(pictures.interactive(grids[title], _suffixed(base, ".html"))))
+        drawn = {title: grids[title]}
+        made.append(str(pictures.surface(drawn, results.suffixed(base, ".png"))))
+        made.append(str(pictures.interactive(grids[title], results.suffixed(base, ".html"))))
     if len(grids) > 1:
         together = pathlib.Path(runs[0]) / "landscape" / "surfaces_side_by_side.png"
         made.append(str(pictures.surface(grids, together)))
@@ -228,15 +240,16 @@ def plane(
     loss = loss_of(trained[0], split, examples, stats=shared_stats(trained, model))
     x, y = landscape.plane_axes(made, points)
     names = [pathlib.Path(run).name for run in runs]
-    base = trained[0].folder.path / "landscape" / f"plane_{'_'.join(names)}_{split}{loss.examples}"
+    name = f"plane_{'_'.join(names)}_{split}{loss.examples}"
+    base = results.named(trained[0].folder.path / "landscape", name)
     what = {
         "runs": [str(r) for r in runs], "model": model, "split": split,
         "examples": loss.examples, "coordinates": made.points.tolist(), "points": points,
         "rounds": [int(t.state.round) for t in trained],
     }
     grid = _grid(base, what, loss, made.origin, (made.u, made.v), x, y, "plane")
-    return [str(pictures.plane(grid, dict(zip(names, made.points, strict=True)),
-                               _suffixed(base, ".png")))]
+    places = {pictures.label(run): place for run, place in zip(runs, made.points, strict=True)}
+    return [str(pictures.plane(grid, places, results.suffixed(base, ".png")))]
 
 
 def line(
@@ -257,12 +270,14 @@ def line(
         loss, *(t.model(model).params for t in trained), points=points, margin=0.2
     )
     names = [pathlib.Path(run).name for run in runs]
-    base = trained[0].folder.path / "landscape" / f"line_{'_'.join(names)}_{split}{loss.examples}"
-    save(base, found._asdict(), {
+    name = f"line_{'_'.join(names)}_{split}{loss.examples}"
+    base = results.named(trained[0].folder.path / "landscape", name)
+    results.save(base, found._asdict(), {
         "runs": [str(r) for r in runs], "model": model, "split": split,
         "examples": loss.examples, "barrier": found.barrier,
     })
-    return found.barrier, [str(pictures.line(found, names, _suffixed(base, ".png")))]
+    labels = [pictures.label(run) for run in runs]
+    return found.barrier, [str(pictures.line(found, labels, results.suffixed(base, ".png")))]
 
 
 def shared_stats(trained: list[TrainedRun], model: str) -> Any:
@@ -276,30 +291,15 @@ def shared_stats(trained: list[TrainedRun], model: str) -> Any:
     return ()
 
 
-def save(base: pathlib.Path, arrays: dict[str, Any], summary: dict[str, Any]) -> None:
-    """`base`.npz and `base`.json, each whole or not at all."""
-    base.parent.mkdir(parents=True, exist_ok=True)
-    partial = base.with_name(f".partial-{base.name}.npz")
-    np.savez(partial, **arrays)
-    os.replace(partial, _suffixed(base, ".npz"))
-    write_atomically(_suffixed(base, ".json"), json.dumps(summary, indent=2) + "\n")
-
-
 def _grid(base, what, loss, params, directions, x, y, label) -> landscape.Grid:
     """A grid that is saved after every row, and that goes on from such a file."""
-    start, arrays = None, _suffixed(base, ".npz")
-    description = _suffixed(base, ".json")
-    if arrays.exists() and description.exists() and json.loads(description.read_text()) == what:
-        with np.load(arrays, allow_pickle=False) as saved:
-            start = landscape.Grid(*(saved[f] for f in landscape.Grid._fields))
-    keep = lambda done: save(base, done._asdict(), what)
-    return landscape.grid(
-        loss, params, directions, x, y, start=start, progress=_bar(label), after_row=keep
-    )
-
-
-def _suffixed(base: pathlib.Path, suffix: str) -> pathlib.Path:
-    return base.with_name(base.name + suffix)
+    with results.locked(base):
+        saved = results.load(base, what)
+        start = landscape.Grid(*(saved[f] for f in landscape.Grid._fields)) if saved else None
+        keep = lambda done: results.save(base, done._asdict(), what)
+        return landscape.grid(
+            loss, params, directions, x, y, start=start, progress=_bar(label), after_row=keep
+        )
 
 
 def _bar(label: str, total: int | None = None):

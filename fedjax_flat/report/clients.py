@@ -37,7 +37,7 @@ def clients(run: str, split: str = "own", model: str = "global") -> str:
         for i in np.unique(np.linspace(0, len(rounds) - 1, 8).astype(int))
     ]
     header = ["round", "worst", "10 %", "median", "90 %", "mean loss"]
-    return f"{tables.table(header, rows, left=())}\nfigure: {path}"
+    return f"{tables.table(header, rows, left=())}\n{tables.named('figure', path)}"
 
 
 def draw(rounds: list[int], values: dict[str, np.ndarray], path: pathlib.Path) -> pathlib.Path:

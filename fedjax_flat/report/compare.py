@@ -10,7 +10,7 @@ import pathlib
 from typing import Any
 
 from fedjax_flat import errors
-from fedjax_flat.report import figures, tables
+from fedjax_flat.report import figures, pictures, tables
 from fedjax_flat.run import metrics
 from fedjax_flat.run.run_folder import RunFolder
 
@@ -55,8 +55,8 @@ def compare(
     header = ["run", "model", f"{split} {score} (%)", to_target, "sent by then"]
     text = tables.table(header, rows, left=(0, 1))
     if figure:
-        curves = {pathlib.Path(run).name: [found] for run, found in records.items()}
-        text += f"\nfigure: {figures.score_curves(curves, figure, split=split)}"
+        curves = {pictures.label(run): [found] for run, found in records.items()}
+        text += "\n" + tables.named("figure", figures.score_curves(curves, figure, split=split))
     return text
 
 

@@ -66,7 +66,7 @@ def ownership(
     if (shown := draw_examples(dataset, partition, folder / "examples.png")) is not None:
         made.append(shown)
     text = tables.table(["", config.data.name], [[a, str(b)] for a, b in rows], left=(0, 1))
-    return "\n".join([text, *(f"figure: {path}" for path in made)])
+    return "\n".join([text, *(tables.named("figure", path) for path in made)])
 
 
 def class_counts(dataset: Dataset, partition: Partition) -> np.ndarray | None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from fedjax_flat import disk, errors
 from fedjax_flat.curvature import Density
 from fedjax_flat.landscape import Grid, Line
 
@@ -36,7 +37,7 @@ def spectrum(arrays: Mapping[str, np.ndarray], summary: Mapping[str, Any], path)
                              np.maximum(mean + 2 * error, 1e-8), alpha=0.25, linewidth=0)
         axes[1].set(xlabel="eigenvalue", ylabel="density", ylim=(1e-6, None))
     figure.suptitle(
-        f"{pathlib.Path(summary['run']).name}, {summary['model']} model, {summary['examples']} "
+        f"{label(summary['run'])}, {summary['model']} model, {summary['examples']} "
         f"{summary['split']} examples", fontsize=10,
     )
     return save(figure, path)
@@ -75,9 +76,8 @@ def interactive(grid: Grid, path) -> pathlib.Path:
     )
     figure.update_layout(scene={"zaxis_title": "loss"}, margin={"l": 0, "r": 0, "t": 0, "b": 0})
     path = pathlib.Path(path)
-    partial = path.with_name(f".partial-{path.name}")
-    figure.write_html(partial, include_plotlyjs=True)
-    os.replace(partial, path)
+    with disk.whole(path) as partial:
+        figure.write_html(partial, include_plotlyjs=True)
     return path
 
 
@@ -111,6 +111,12 @@ def line(found: Line, names: Sequence[str], path) -> pathlib.Path:
     return save(figure, path)
 
 
+def label(run: str | os.PathLike) -> str:
+    """A run's name as matplotlib shows it: not as mathematics, not hidden, not too long."""
+    name = errors.printable(pathlib.Path(run).name).replace("$", r"\$")
+    return f" {name}"[name[:1] != "_":][:40]
+
+
 def shade(fraction: float):
     """A colour of a scale of greys and greens, for lines of which none stands out."""
     import matplotlib
@@ -142,8 +148,15 @@ def empty_figure(size: tuple[float, float]):
 def save(figure, path) -> pathlib.Path:
     """Writes the picture, whole or not at all."""
     path = pathlib.Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".partial-{path.name}")
-    figure.savefig(partial, dpi=150)
-    os.replace(partial, path)
+    known = figure.canvas.get_supported_filetypes()
+    if path.suffix[1:].lower() not in known:
+        raise errors.UsageError(
+            f"figure {path}: {path.suffix or 'a name without a suffix'} is no format of pictures; "
+            f"expected one of {', '.join(f'.{name}' for name in sorted(known))}."
+        )
+    try:
+        with disk.whole(path) as partial:
+            figure.savefig(partial, dpi=150)
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError, FileExistsError) as e:
+        raise errors.UsageError(f"figure {path} cannot be written: {e.strerror}.") from e
     return path

@@ -15,10 +15,11 @@ import tqdm
 from fedjax_flat import data as data_lib
 from fedjax_flat import errors
 from fedjax_flat.data.corruptions import CORRUPTIONS, SEVERITIES, corrupted, folder_of
+from fedjax_flat.disk import write_atomically
 from fedjax_flat.experiment import config as config_lib
 from fedjax_flat.report import pictures, tables
 from fedjax_flat.run.restore import TrainedRun, load_run
-from fedjax_flat.run.run_folder import RunFolder, write_atomically
+from fedjax_flat.run.run_folder import RunFolder
 
 
 def robustness(

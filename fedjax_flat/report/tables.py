@@ -3,12 +3,14 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fedjax_flat import errors
+
 
 def table(
     header: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence[int] = (0,)
 ) -> str:
     """The columns in `left` are aligned there, the others to the right."""
-    cells = [list(header), *[list(r) for r in rows]]
+    cells = [[errors.printable(cell) for cell in row] for row in (header, *rows)]
     widths = [max(len(r[i]) for r in cells) for i in range(len(header))]
 
     def line(row):
@@ -30,6 +32,11 @@ def of_records(records: Sequence[Mapping[str, Any]], left: Sequence[int] = (0,))
 
     header = list(records[0])
     return table(header, [[show(r[name]) for name in header] for r in records], left)
+
+
+def named(label: str, path: Any) -> str:
+    """'figure: runs/a/figures/score.png'."""
+    return f"{label}: {errors.printable(str(path))}"
 
 
 def percent(mean: float, deviation: float) -> str:

@@ -2,13 +2,15 @@
 
 Orbax makes a checkpoint appear atomically. Each carries a SHA-256 of its arrays, which `restore`
 compares: a checkpoint that cannot be read or does not match is passed over, with a warning, for
-the one before it. Nothing in a checkpoint is unpickled.
+the one before it. One of another config or model is not damaged: what differs is said. Nothing in a
+checkpoint is unpickled.
 """
 
 import hashlib
 import logging
 import os
 import pathlib
+import shutil
 import warnings
 from typing import Any
 
@@ -16,9 +18,16 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from fedjax_flat import errors
+from fedjax_flat import disk, errors
 
-logging.getLogger("absl").setLevel(logging.ERROR)  # orbax reports every file it writes
+# orbax reports every file it writes, and what it raises as well
+logging.getLogger("absl").setLevel(logging.CRITICAL)
+# What orbax and tensorstore raise for files that are cut, garbled or gone.
+_DAMAGE = (ValueError, OSError, LookupError, TypeError, AttributeError)
+
+
+class _OtherStateError(ValueError):
+    """A sound checkpoint of something else; the message names what differs."""
 
 
 class Checkpoints:
@@ -30,6 +39,9 @@ class Checkpoints:
         self._folder.mkdir(parents=True, exist_ok=True)
         self._manager = ocp.CheckpointManager(
             self._folder,
+            item_handlers={
+                "state": ocp.StandardCheckpointHandler(), "check": ocp.JsonCheckpointHandler()
+            },
             options=ocp.CheckpointManagerOptions(
                 max_to_keep=keep,
                 enable_async_checkpointing=False,
@@ -51,14 +63,24 @@ class Checkpoints:
         if round in self.rounds:
             return
         arrays = jax.tree.map(np.asarray, without_keys(state))
-        self._manager.save(
-            round,
-            args=ocp.args.Composite(
-                state=ocp.args.StandardSave(arrays),
-                check=ocp.args.JsonSave({"sha256": _digest(arrays)}),
-            ),
-            force=True,
-        )
+        try:
+            self._manager.save(
+                round,
+                args=ocp.args.Composite(
+                    state=ocp.args.StandardSave(arrays),
+                    check=ocp.args.JsonSave({"sha256": _digest(arrays)}),
+                ),
+                force=True,
+            )
+        except (OSError, ValueError) as e:
+            if disk.refusal(e):
+                self.discard_unfinished()
+            raise
+
+    def discard_unfinished(self) -> None:
+        """Removes what a process that was stopped, or a full disk, left half-written."""
+        for partial in self._folder.glob("*.orbax-checkpoint-tmp*"):
+            shutil.rmtree(partial, ignore_errors=True)
 
     def require(self, round: int) -> None:
         """Refuses a round without a checkpoint, and says which there are."""
@@ -75,26 +97,44 @@ class Checkpoints:
         if round is not None:
             self.require(round)
             newest_first = [round]
+        other = []
         for round in newest_first:
             try:
-                return round, self._read(round, like)
-            except Exception as e:  # orbax and tensorstore raise many kinds for a damaged file
+                state = self._read(round, like)
+            except _OtherStateError as e:
+                other.append(
+                    f"the checkpoint of round {round} in {self._folder} is of another config or "
+                    f"model: {e}"
+                )
+            except _DAMAGE as e:
                 reason = str(e).strip().splitlines() or [type(e).__name__]
                 warnings.warn(
                     f"checkpoint of round {round} is damaged and passed over ({reason[0][:120]})",
                     stacklevel=2,
                 )
-                self._damaged.add(round)
+            else:
+                for text in other:
+                    warnings.warn(f"{text}; it is passed over", stacklevel=2)
+                return round, state
+            self._damaged.add(round)
+        if other:
+            raise errors.UsageError(
+                f"{other[0]}. Nothing was changed. Go on with what it was trained with, or train "
+                "in another folder with --run."
+            )
         if newest_first:
             raise errors.UsageError(
-                f"no checkpoint in {self._folder} can be read: all are damaged, or hold the state "
-                "of another version of this program. Train in another folder; delete this one with "
-                "--fresh only if it is worth nothing."
+                f"no checkpoint in {self._folder} can be read: all are damaged. Train in another "
+                "folder, and keep this one if a copy of its checkpoints may still be found."
             )
         return None
 
     def _read(self, round: int, like: Any) -> Any:
         shapes = jax.eval_shape(without_keys, like)
+        differences = _differences(self._manager.item_metadata(round)["state"].tree, shapes)
+        if differences:
+            more = f"; and {len(differences) - 4} more" if len(differences) > 4 else ""
+            raise _OtherStateError("; ".join(differences[:4]) + more)
         read = self._manager.restore(
             round,
             args=ocp.args.Composite(
@@ -144,6 +184,24 @@ def with_keys(arrays: Any, like: Any) -> Any:
         return jax.device_put(x, y.sharding if kept_on_host else None)
 
     return jax.tree.map(place, arrays, like)
+
+
+def _differences(saved: Any, expected: Any) -> list[str]:
+    """Leaves that are not there, not wanted or of another shape or type."""
+
+    def leaves(tree):
+        named = jax.tree_util.tree_leaves_with_path(tree)
+        return {
+            jax.tree_util.keystr(path, simple=True, separator="/"): f"{x.dtype}{list(x.shape)}"
+            for path, x in named
+        }
+
+    a, b = leaves(saved), leaves(expected)
+    return [
+        f"{name} is {a.get(name, 'not there')}, expected {b.get(name, 'nothing of that name')}"
+        for name in sorted({*a, *b})
+        if a.get(name) != b.get(name)
+    ]
 
 
 def _digest(arrays: Any) -> str:

@@ -1,8 +1,43 @@
-"""Ctrl-C and SIGTERM as a request: finish the round in flight, save, and leave."""
+"""Ctrl-C and SIGTERM: while training a request to finish the round, save and leave; else, an order.
+
+This module imports nothing heavy: the command line uses it before it imports anything else.
+"""
 
 import contextlib
+import os
 import signal
+import sys
 import threading
+
+WATCHED = (signal.SIGINT, signal.SIGTERM)
+STOPPED = "Stopped. The same command goes on where it was."
+
+
+@contextlib.contextmanager
+def leaving_at_once():
+    """A signal ends the program where it is: one line, exit code 128 + signal.
+
+    An exception would not do: raised inside an import or a callback of compiled code, it is printed
+    at length, swallowed, or the end of the interpreter. What is on disk stands a kill at any time.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def leave(number, frame):
+        del frame
+        with contextlib.suppress(RuntimeError, OSError, ValueError, AttributeError):
+            sys.stdout.flush()  # which may be in use, broken, closed or None
+        with contextlib.suppress(OSError):
+            os.write(2, f"\n{STOPPED}\n".encode())
+        os._exit(128 + number)
+
+    previous = {s: signal.signal(s, leave) for s in WATCHED}
+    try:
+        yield
+    finally:
+        for s, handler in previous.items():
+            signal.signal(s, handler)
 
 
 class StopRequest:
@@ -18,8 +53,7 @@ def stop_request():
     if threading.current_thread() is not threading.main_thread():
         yield request
         return
-    watched = (signal.SIGINT, signal.SIGTERM)
-    previous = {s: signal.getsignal(s) for s in watched}
+    previous = {s: signal.getsignal(s) for s in WATCHED}
 
     def restore():
         for s, handler in previous.items():
@@ -30,7 +64,7 @@ def stop_request():
         request.signal = number
         restore()
 
-    for s in watched:
+    for s in WATCHED:
         signal.signal(s, ask)
     try:
         yield request

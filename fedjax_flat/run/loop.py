@@ -5,6 +5,7 @@ import dataclasses
 import logging
 import os
 import time
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -48,19 +49,27 @@ def train(
     start_from: str | os.PathLike | None = None,
     progress: bool = True,
     allow_other_kernels: bool = False,
+    fresh: bool = False,
 ) -> Result:
     """Trains as `config` says in run folder `run`, going on from its newest checkpoint.
 
     With `start_from`, `RUN` or `RUN@ROUND`, a new run begins with a checkpoint of another
     (run/branch.py), up to which it would have been trained alike.
-    A run that began with other compiled kernels (ops/kernels.py) goes on only if that is allowed.
+    A run that began with other compiled kernels (ops/kernels.py) goes on only if that is allowed;
+    with `fresh`, the run that is there is deleted first.
     """
     built = experiment.build(config, data_dir)
     if start_from is not None and distributed.is_primary():
+        folder = RunFolder(run)
+        if fresh and folder.can_be_deleted():
+            with folder.in_use():
+                folder.delete()
         branch.begin(built, run, start_from, allow_other_kernels=allow_other_kernels)
+    fresh = fresh and start_from is None
     with contextlib.ExitStack() as stack:
-        opened = _Files(built, run, allow_other_kernels)
-        files = stack.enter_context(contextlib.closing(opened))
+        files = _Files(built, run, allow_other_kernels, fresh)
+        stack.enter_context(files.explained())
+        stack.enter_context(contextlib.closing(files))
         start, state = files.restore()
         if start > config.rounds:
             raise errors.UsageError(
@@ -79,7 +88,7 @@ def train(
             tqdm.tqdm(
                 total=config.rounds, initial=start, unit="round", dynamic_ncols=True,
                 disable=not (progress and distributed.is_primary()),
-                desc=os.path.basename(os.fspath(run)),
+                desc=errors.printable(os.path.basename(os.fspath(run))),
             )
         )
         state, stopped_by = _Loop(built, files, bar).run(state, start, stop)
@@ -95,20 +104,48 @@ class _Files:
     """What process 0 keeps on disk; in the other processes, nothing."""
 
     def __init__(
-        self, built: experiment.Experiment, run: str | os.PathLike, allow_other_kernels: bool
+        self,
+        built: experiment.Experiment,
+        run: str | os.PathLike,
+        allow_other_kernels: bool,
+        fresh: bool,
     ):
         self.built, self.primary = built, distributed.is_primary()
         self.writer: metrics.Writer | None = None
         self.client_writer: metrics.Writer | None = None
         self.checkpoints: Checkpoints | None = None
-        if self.primary:
-            self.folder = RunFolder(run)
+        self.folder = RunFolder(run)
+        if not self.primary:
+            return
+        with contextlib.ExitStack() as stack:
+            fresh = fresh and self.folder.can_be_deleted()
+            stack.enter_context(self.folder.in_use())
+            if fresh:
+                self.folder.delete()
             self.folder.open(
                 built.config, built.partition, allow_other_kernels=allow_other_kernels
             )
-            self.lock = contextlib.ExitStack()
-            self.lock.enter_context(self.folder.in_use())
-            self.checkpoints = Checkpoints(self.folder.checkpoints, built.config.checkpoint.keep)
+            with self.folder.explained():
+                self.checkpoints = Checkpoints(
+                    self.folder.checkpoints, built.config.checkpoint.keep
+                )
+            self.checkpoints.discard_unfinished()
+            self.lock = stack.pop_all()
+
+    @contextlib.contextmanager
+    def explained(self):
+        """A disk or a memory that does not suffice, in one sentence with what is kept."""
+        try:
+            with self.folder.explained() if self.primary else contextlib.nullcontext():
+                yield
+        except (MemoryError, jax.errors.JaxRuntimeError) as e:
+            if not memory.is_exhausted(e):
+                raise
+            raise errors.UsageError(
+                f"there is not enough memory ({str(e).splitlines()[0]}). {self.folder.kept()} Try "
+                "a smaller client.batch_size or eval.batch_size, --config.cohort.strategy=map, or "
+                "a smaller model."
+            ) from e
 
     def restore(self) -> tuple[int, TrainState]:
         """The newest checkpoint, or the state before the first round."""
@@ -135,6 +172,29 @@ class _Files:
                 self.client_writer = metrics.Writer(
                     self.folder.clients_file, after_round=start or -1
                 )
+            self.say_gaps(start)
+
+    def say_gaps(self, start: int) -> None:
+        """Warns of rounds whose records were lost; they are informational, so training goes on."""
+        assert self.writer
+        there = {r["round"] for r in self.writer.kept if r["split"] == "cohort"}
+        lost = {self.folder.metrics_file: set(range(1, start + 1)) - there}
+        if self.client_writer:
+            measured = {r["round"] for r in self.writer.kept if "fairness.worst" in r}
+            lost[self.folder.clients_file] = measured - {
+                r["round"] for r in self.client_writer.kept
+            }
+        for file, rounds in lost.items():
+            if rounds:
+                warnings.warn(
+                    f"{file} has lost the records of round {metrics.ranges(rounds)}; training goes "
+                    "on, its bits do not depend on them", stacklevel=4,
+                )
+
+    def lacks_evaluation(self, done: int) -> bool:
+        """Whether nothing is recorded of the models after round `done`."""
+        kept = self.writer.kept if self.writer else []
+        return not any(r["round"] == done and r["split"] != "cohort" for r in kept)
 
     def write(self, record: dict[str, Any]) -> None:
         if self.writer:
@@ -156,12 +216,14 @@ class _Files:
         return self.checkpoints.rounds if self.checkpoints else []
 
     def close(self) -> None:
-        for writer in (self.writer, self.client_writer):
-            if writer:
-                writer.close()
-        if self.checkpoints:
-            self.checkpoints.close()
-            self.lock.close()
+        """All of it, even where a full disk refuses what is pending."""
+        with contextlib.ExitStack() as stack:
+            if self.checkpoints:
+                stack.enter_context(self.lock)
+                stack.callback(self.checkpoints.close)
+            for writer in (self.writer, self.client_writer):
+                if writer:
+                    stack.callback(writer.close)
 
 
 class _Loop:
@@ -188,8 +250,10 @@ class _Loop:
         kinds = range(len(algorithm.exchanges[-1].bits))
         sent = [traffic(algorithm, state, data, kind) for kind in kinds]
         done, batch, signal = start, 1, 0
-        if done == 0:
+        again = int(self.is_evaluated(done) and self.files.lacks_evaluation(done))
+        if done == 0 or int(distributed.from_primary(np.int32(again))):
             self.evaluate(state, done)
+        if done == 0:
             self.measure_curvature(state, done)
         while done < config.rounds:
             n = min(batch, self.next_event(done) - done)

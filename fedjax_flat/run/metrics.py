@@ -7,23 +7,66 @@ loss, the task's score and what else it reports, or a measurement of curvature, 
 `model: personal` all clients' own models, each on its own data.
 """
 
+import collections
+import contextlib
+import itertools
 import json
 import os
 import pathlib
+import warnings
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
-from fedjax_flat.run.run_folder import write_atomically
+from fedjax_flat import disk, errors
 
 
 def read(path: str | os.PathLike) -> list[dict[str, Any]]:
-    """All records; a last line cut short by a killed process is left out."""
-    path = pathlib.Path(path)
-    if not path.exists():
-        return []
-    lines = path.read_text().split("\n")
-    return [json.loads(line) for line in lines[:-1]]
+    """All records; a last line cut short by a killed process is left out, damaged ones are said."""
+    records, damaged = _lines(pathlib.Path(path))
+    if damaged:
+        warnings.warn(f"{path}: {_unreadable(damaged)}", stacklevel=2)
+    return records
+
+
+def _lines(path: pathlib.Path) -> tuple[list[dict[str, Any]], list[int]]:
+    """(records, numbers of the lines that are none)."""
+    if not path.is_file():
+        return [], []
+    records, damaged = [], []
+    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], 1):
+        try:
+            record = json.loads(line)
+        except ValueError:
+            record = None
+        if _is_record(record):
+            records.append(record)
+        else:
+            damaged.append(number)
+    return records, damaged
+
+
+def _is_record(found: Any) -> bool:
+    return isinstance(found, dict) and all(
+        isinstance(found.get(name), kind)
+        for name, kind in (("round", int), ("split", str), ("model", str))
+    )
+
+
+def _unreadable(lines: list[int]) -> str:
+    return f"line {ranges(lines)} cannot be read and is left out"
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """'3-5, 9' of 3, 4, 5, 9."""
+    runs: list[list[int]] = []
+    for n in sorted(numbers):
+        if runs and n == runs[-1][1] + 1:
+            runs[-1][1] = n
+        else:
+            runs.append([n, n])
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
 
 
 class Writer:
@@ -31,18 +74,19 @@ class Writer:
 
     def __init__(self, path: str | os.PathLike, *, after_round: int, tensorboard: bool = False):
         self._path = pathlib.Path(path)
+        records, damaged = _lines(self._path)
+        if damaged:
+            disk.set_aside(self._path, _unreadable(damaged))
         # Rounds past the checkpoint will be run again: their records go.
-        kept = [r for r in read(self._path) if r["round"] <= after_round]
-        write_atomically(self._path, "".join(json.dumps(r) + "\n" for r in kept))
-        self._file = open(self._path, "a")  # noqa: SIM115 (closed by `close`)
+        self.kept = [r for r in records if r["round"] <= after_round]
+        disk.write_atomically(self._path, "".join(json.dumps(r) + "\n" for r in self.kept))
+        self._file = open(self._path, "a", opener=disk.no_link)  # noqa: SIM115 (see `close`)
         self._events = self._event_writer(after_round) if tensorboard else None
 
     def _event_writer(self, after_round: int):
         try:
             import tensorboardX
         except ImportError as e:
-            from fedjax_flat import errors
-
             raise errors.UsageError(
                 "config.tensorboard needs tensorboardX: pip install 'fedjax-flat[tensorboard]'."
             ) from e
@@ -65,19 +109,21 @@ class Writer:
 
     def close(self) -> None:
         """Writes what is pending."""
-        self.flush()
-        self._file.close()
-        if self._events:
-            self._events.close()
+        with contextlib.ExitStack() as stack:  # all of it, even on a full disk
+            if self._events:
+                stack.callback(self._events.close)
+            stack.callback(self._file.close)
+            stack.callback(self.flush)
 
 
 def score_name(records) -> str:
     """What the task of these records calls its score: it stands right after the loss."""
-    for record in records:
-        if "loss" in record and record["split"] != "cohort":
-            names = list(record)
-            return names[names.index("loss") + 1]
-    return "accuracy"
+    names = collections.Counter(
+        second
+        for record in records if record["split"] != "cohort"
+        for first, second in itertools.pairwise(record) if first == "loss"
+    )
+    return names.most_common(1)[0][0] if names else "accuracy"  # one damaged record decides nothing
 
 
 def curve(records, *, split: str = "test", model: str = "global", name: str = ""):
@@ -107,7 +153,10 @@ def evaluated(records) -> list[tuple[str, str]]:
 def window_mean(records, window: int, **selection) -> tuple[float, float, int]:
     """(mean, standard deviation, number) over the last `window` rounds: the reported number."""
     rounds, values = curve(records, **selection)
-    last = values[rounds > rounds.max(initial=0) - window]
+    if not len(rounds):
+        wanted = ", ".join(f"{name} = {value}" for name, value in selection.items())
+        raise errors.UsageError(f"there is no score to average in the metrics ({wanted}).")
+    last = values[rounds > rounds.max() - window]
     return float(last.mean()), float(last.std()), len(last)
 
 
@@ -129,7 +178,7 @@ def rounds_to(records, target: float, *, smooth: float = 0.0, **selection) -> in
 def bytes_until(records, last_round: int | None = None) -> int:
     """Bytes sent, down and up, in all rounds or up to `last_round`."""
     return sum(
-        r["bytes_down"] + r["bytes_up"]
+        r.get("bytes_down", 0) + r.get("bytes_up", 0)
         for r in records
         if r["split"] == "cohort" and (last_round is None or r["round"] <= last_round)
     )

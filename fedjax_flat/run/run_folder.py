@@ -10,43 +10,48 @@
     clients.jsonl      each client's score, loss and output norm, where models met clients' examples
     checkpoints/       the whole state at the newest rounds
     figures/           pictures
+
+Only checkpoints cannot be replaced. What else is lost or damaged is made again, from the mark's
+copy (mark.py) or from the config given, or is done without: with a warning, never silently.
 """
 
 import contextlib
-import datetime
-import fcntl
-import importlib.metadata
 import json
 import logging
 import os
 import pathlib
-import platform
-import shlex
-import shutil
-import subprocess
-import sys
 import warnings
 
-import jax
 import ml_collections
 
-from fedjax_flat import errors, plugins
+from fedjax_flat import disk, errors, plugins
 from fedjax_flat.data import Partition
+from fedjax_flat.disk import write_atomically
 from fedjax_flat.experiment import config as config_lib
 from fedjax_flat.ops import kernels
-from fedjax_flat.version import __version__
+from fedjax_flat.run import environment, mark
 
 logger = logging.getLogger("fedjax_flat")
-LIBRARIES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "scikit-learn")
+
+
+class LostConfigError(errors.UsageError):
+    """The settings of a run cannot be read; who gives them again can go on."""
+
+
+class _DamagedError(Exception):
+    """A file is not what it should be."""
 
 
 class RunFolder:
     """Paths inside one run folder, and what is written once per start."""
 
     def __init__(self, path: str | os.PathLike):
+        _check_name(os.fspath(path))
         self.path = pathlib.Path(path)
         self.config_file = self.path / "config.json"
         self.origin_file = self.path / "origin.json"
+        self.environment_file = self.path / "environment.json"
+        self.partition_file = self.path / "partition.npz"
         self.metrics_file = self.path / "metrics.jsonl"
         self.clients_file = self.path / "clients.jsonl"
         self.checkpoints = self.path / "checkpoints"
@@ -55,21 +60,49 @@ class RunFolder:
 
     def config(self) -> ml_collections.ConfigDict:
         """The settings of the run that is here; imports the files that they need."""
+        copy = mark.read(self.path).get("config")
         try:
-            values = json.loads(self.config_file.read_text())
-            values["imports"] = [
-                self._import(i, file) for i, file in enumerate(values.get("imports", ()))
-            ]
-            return config_lib.from_json(json.dumps(values))
-        except FileNotFoundError:
+            found = self._parsed(self.config_file.read_bytes())
+        except (OSError, _DamagedError) as e:
+            if copy is None:
+                raise self._lost(e) from e
+            warnings.warn(
+                f"{self.config_file} cannot be read ({e}): the copy in {mark.MARK} is taken",
+                stacklevel=2,
+            )
+            return self._parsed(json.dumps(copy))
+        changed = config_lib.differences(self._parsed(json.dumps(copy)), found) if copy else []
+        if changed:
             raise errors.UsageError(
+                f"{self.config_file} is not what the run was trained with:\n  "
+                + "\n  ".join(changed)
+                + f"\nPut it back, or delete it, and the copy in {mark.MARK} is taken."
+            )
+        return found
+
+    def _parsed(self, text: str | bytes) -> ml_collections.ConfigDict:
+        try:
+            values = json.loads(text)
+            files = list(values.get("imports", ()))
+        except (ValueError, AttributeError, TypeError) as e:
+            raise _DamagedError(e) from e
+        values["imports"] = [self._import(i, file) for i, file in enumerate(files)]
+        try:
+            return config_lib.from_json(json.dumps(values))
+        except (ValueError, LookupError, AttributeError, TypeError) as e:  # UsageError too
+            raise _DamagedError(str(e).splitlines()[0]) from e
+
+    def _lost(self, error: Exception) -> errors.UsageError:
+        if isinstance(error, FileNotFoundError | NotADirectoryError):
+            return errors.UsageError(
                 f"{self.path} is not a run folder: it has no config.json. `fedjax-flat train "
                 "--config FILE --run FOLDER` makes one."
-            ) from None
-        except errors.UsageError:
-            raise
-        except (ValueError, KeyError, AttributeError, TypeError) as e:
-            raise errors.UsageError(f"{self.config_file} cannot be read: {e}") from e
+            )
+        return LostConfigError(
+            f"{self.config_file} cannot be read as the settings of a run ({error}). If it was one, "
+            "train with its whole config, --config FILE and what was set beside it; else choose "
+            "another folder with --run."
+        )
 
     def _import(self, i: int, file: str) -> str:
         """Runs an imported file, or finds that another of the same content was run."""
@@ -88,15 +121,20 @@ class RunFolder:
 
     def check_imports(self, config: ml_collections.ConfigDict, *, warn: bool = False) -> None:
         """Refuses, or warns of, an imported file that is not the one the run was trained with."""
+        recorded = environment.read(self.environment_file).get("imports", {})
         for file, copy in self._copies(config):
-            if copy.exists() and copy.read_bytes() != pathlib.Path(file).read_bytes():
-                text = (
-                    f"{file} has changed since {self.path} was trained with it; as it was it is "
-                    f"{copy}."
-                )
-                if not warn:
-                    raise errors.UsageError(f"{text} Put it back, or train in another folder.")
-                warnings.warn(text, stacklevel=3)
+            content = pathlib.Path(file).read_bytes()
+            if not copy.exists() or copy.read_bytes() == content:
+                continue
+            if recorded.get(file) == plugins.digest(pathlib.Path(file)):
+                warnings.warn(f"{copy} is damaged and made again from {file}", stacklevel=3)
+                continue
+            text = (
+                f"{file} has changed since {self.path} was trained with it; as it was it is {copy}."
+            )
+            if not warn:
+                raise errors.UsageError(f"{text} Put it back, or train in another folder.")
+            warnings.warn(text, stacklevel=3)
 
     def _copies(self, config: ml_collections.ConfigDict) -> list[tuple[str, pathlib.Path]]:
         return [(f, self.imports / f"{i}_{pathlib.Path(f).name}")
@@ -109,73 +147,133 @@ class RunFolder:
         *,
         allow_other_kernels: bool = False,
     ) -> None:
-        """Makes the folder, or checks that it belongs to this config and these clients."""
-        with self._explained():
-            self.figures.mkdir(parents=True, exist_ok=True)
-            if self.config_file.exists():
+        """Marks the folder as ours, or checks that it belongs to this config and these clients."""
+        with self.explained():
+            if self._is_new():
+                mark.write(self.path)
+                partition.save(self.partition_file)
+            else:
                 self._check_same(config, partition)
+                self.check_partition(partition)
                 if not allow_other_kernels:
                     self.check_kernels()
-            else:
-                partition.save(self.path / "partition.npz")
+            self.figures.mkdir(parents=True, exist_ok=True)
 
     def record(self, config: ml_collections.ConfigDict, partition: Partition) -> None:
         """Writes the settings and the environment of the run that starts now."""
-        with self._explained():
+        with self.explained():
             for file, copy in self._copies(config):
-                copy.parent.mkdir(exist_ok=True)
-                write_atomically(copy, pathlib.Path(file).read_text())
-            write_atomically(self.config_file, config_lib.to_json(config))
-            self._record_environment(config, partition)
+                write_atomically(copy, pathlib.Path(file).read_bytes())
+            text = config_lib.to_json(config)
+            write_atomically(self.config_file, text)
+            mark.write(self.path, partition=partition.content_hash, config=json.loads(text))
+            environment.record(self.environment_file, partition.content_hash, config.imports)
 
     @contextlib.contextmanager
     def in_use(self):
         """Keeps other processes from training here; a killed one lets go by itself."""
-        with open(self.path / ".lock", "w") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise errors.UsageError(
+        with contextlib.ExitStack() as stack:
+            with self.explained():
+                self.path.mkdir(parents=True, exist_ok=True)
+                stack.enter_context(disk.locked(
+                    self.path / mark.LOCK,
                     f"another process is training in {self.path}. Wait for it, stop it, or choose "
-                    "another folder with --run."
-                ) from None
+                    "another folder with --run.",
+                ))
             yield
 
     @contextlib.contextmanager
-    def _explained(self):
+    def explained(self):
+        """A disk that refuses, in one sentence with what is kept and what to do."""
         try:
             yield
-        except OSError as e:
+        except errors.UsageError:
+            raise
+        except (OSError, ValueError) as e:
+            said = disk.refusal(e, self.path)
+            if said is None:
+                raise
             raise errors.UsageError(
-                f"cannot write to run folder {self.path}: {e.strerror or e}. Choose another with "
-                "--run."
+                f"cannot write to run folder {self.path}: {said}. {self.kept()} Free some space on "
+                f"its disk{self._space()} or make it writable, and the same command goes on; or "
+                "choose another folder with --run."
             ) from e
+
+    def kept(self) -> str:
+        """What there is to go on from."""
+        rounds = self._saved_rounds()
+        if not rounds:
+            return "There is no checkpoint yet."
+        return f"The checkpoint of round {rounds[-1]} and the metrics up to it are kept."
+
+    def _space(self) -> str:
+        newest = [self.checkpoints / str(r) for r in self._saved_rounds()[-1:]]
+        size = sum(p.stat().st_size for n in newest for p in n.rglob("*") if p.is_file())
+        return f" (a checkpoint takes {max(size / 1e6, 0.1):.1f} MB)" if newest else ""
+
+    def _is_new(self) -> bool:
+        if self.config_file.exists() or "config" in mark.read(self.path):
+            return False
+        if mark.is_marked(self.path):  # stopped before its settings were written, or they are lost
+            return self.origin_file.exists() or not self._saved_rounds()
+        found = mark.ours(self.path)
+        if found:
+            raise errors.UsageError(
+                f"{self.path} has {found[0].relative_to(self.path)} but is not a run of this "
+                "program, or it has lost its config.json. Choose another folder with --run."
+            )
+        return True
 
     def _check_same(self, config: ml_collections.ConfigDict, partition: Partition) -> None:
         self.check_imports(config)
-        changed = config_lib.differences(self.config(), config)
+        try:
+            before = self.config()
+        except LostConfigError as e:
+            if not mark.is_marked(self.path) and not self._has_clients_of(partition):
+                raise
+            disk.set_aside(self.config_file, f"cannot be read ({e.__cause__}) and is written anew "
+                           "from the config given, which is compared with nothing")
+            return
+        changed = config_lib.differences(before, config)
         if changed:
             raise errors.UsageError(
                 f"run folder {self.path} holds a run with another config:\n  "
                 + "\n  ".join(changed)
                 + "\nChoose another folder with --run, or delete this run with --fresh."
             )
-        self.check_partition(partition)
+
+    def _has_clients_of(self, partition: Partition) -> bool:
+        try:
+            return Partition.load(self.partition_file).content_hash == partition.content_hash
+        except errors.UsageError:
+            return False
 
     def check_partition(self, partition: Partition) -> None:
         """Refuses other clients than those that the run was trained with."""
-        saved = Partition.load(self.path / "partition.npz")
-        if saved.content_hash != partition.content_hash:
+        known: str | None
+        try:
+            known = Partition.load(self.partition_file).content_hash
+        except errors.UsageError:
+            records = mark.read(self.path), environment.read(self.environment_file)
+            known = next((r["partition"] for r in records if r.get("partition")), None)
+            what = "is damaged" if self.partition_file.exists() else "is missing"
+            if known in (None, partition.content_hash):
+                agrees = "as its recorded hash tells" if known else "but no hash of it is recorded"
+                partition.save(self.partition_file)
+                warnings.warn(
+                    f"{self.partition_file} {what} and was made again, {agrees}", stacklevel=4
+                )
+                return
+        if known and known != partition.content_hash:
             raise errors.UsageError(
-                f"run folder {self.path} was trained with other clients (partition "
-                f"{saved.content_hash[:12]}, now {partition.content_hash[:12]}): the data files or "
-                "the partition code changed. Choose another folder with --run."
+                f"run folder {self.path} was trained with other clients (partition {known[:12]}, "
+                f"now {partition.content_hash[:12]}): the data files or the partition code "
+                "changed. Choose another folder with --run."
             )
 
     def check_kernels(self) -> None:
         """Refuses other compiled convolutions than those that the run was trained with."""
-        file = self.path / "environment.json"
-        before = json.loads(file.read_text()).get("kernels") if file.exists() else None
+        before = environment.read(self.environment_file).get("kernels")
         if before not in (None, kernels.name()):
             raise errors.UsageError(
                 f"{self.path} was trained with convolutions of {before}; here they are "
@@ -183,73 +281,47 @@ class RunFolder:
                 "--allow-other-kernels goes on all the same."
             )
 
-    def _record_environment(
-        self, config: ml_collections.ConfigDict, partition: Partition
-    ) -> None:
-        path = self.path / "environment.json"
-        program = pathlib.Path(sys.argv[0]).name.replace("__main__.py", "python -m fedjax_flat")
-        commands = json.loads(path.read_text())["commands"] if path.exists() else []
-        commands.append(
-            {
-                "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-                "command": shlex.join([*program.split(), *sys.argv[1:]]),
-            }
-        )
-        environment = {
-            "versions": {
-                "fedjax_flat": __version__,
-                "python": platform.python_version(),
-                **{name: importlib.metadata.version(name) for name in LIBRARIES},
-            },
-            "devices": [f"{d.platform}:{d.device_kind}" for d in jax.devices()],
-            "xla_flags": os.environ.get("XLA_FLAGS", ""),
-            "kernels": kernels.name(),
-            "git": git_revision(),
-            "partition": partition.content_hash,
-            "imports": {file: plugins.digest(pathlib.Path(file)) for file in config.imports},
-            "commands": commands,
-        }
-        write_atomically(path, json.dumps(environment, indent=2) + "\n")
+    def _saved_rounds(self) -> list[int]:
+        if not self.checkpoints.is_dir():
+            return []
+        return sorted(int(p.name) for p in self.checkpoints.iterdir() if p.name.isdigit())
+
+    def can_be_deleted(self) -> bool:
+        """Whether there is a run; refuses a folder that holds anything else."""
+        with self.explained():
+            return mark.check(self.path)
 
     def contents(self) -> str:
-        """One line on what would be lost with this folder."""
-        rounds = sorted(int(p.name) for p in self.checkpoints.glob("*") if p.name.isdigit())
-        files = sum(1 for p in self.path.rglob("*") if p.is_file())
+        """One line on what would be lost with this run."""
+        ours = [q for p in mark.ours(self.path) for q in (p, *p.rglob("*")) if q.is_file()]
+        rounds = self._saved_rounds()
         state = f"a run up to round {rounds[-1]}" if rounds else "a run without a checkpoint"
-        return f"{state} ({files} files)"
+        return f"{state} ({len(ours)} files)"
 
     def delete(self) -> None:
-        """Removes a run; refuses a folder that is not one."""
-        if not self.path.exists():
-            return
-        if not self.config_file.exists():
-            if not any(self.path.iterdir()):
-                return
-            raise errors.UsageError(
-                f"{self.path} is not a run folder (no config.json): refused to delete it."
-            )
-        shutil.rmtree(self.path)
+        """Removes the run, and only what belongs to it; who calls holds the lock (`in_use`)."""
+        left = mark.delete(self.path)
+        if left:
+            logger.warning("left in %s, as this program did not write it: %s", self.path,
+                           ", ".join(left))
 
 
-def write_atomically(path: pathlib.Path, text: str) -> None:
-    """The file has the old text or the new one, never a part."""
-    partial = path.with_name(path.name + ".partial")
-    with open(partial, "w") as f:
-        f.write(text)
-        f.flush()
-        os.fsync(f.fileno())
-    os.replace(partial, path)
-
-
-def git_revision() -> str:
-    """The revision of the source, with '+' when it was changed; '' outside a checkout."""
-    here = pathlib.Path(__file__).parent
-
-    def git(*args):
-        out = subprocess.run(["git", "-C", here, *args], capture_output=True, text=True, check=True)
-        return out.stdout.strip()
-
-    try:
-        return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain", "-uno") else "")
-    except (OSError, subprocess.CalledProcessError):
-        return ""
+def _check_name(path: str) -> None:
+    """Refuses a folder in which orbax and tensorstore would not find what they wrote."""
+    if not path:
+        raise errors.UsageError(
+            "a run folder without a name: expected a path, e.g. runs/a (. is the current folder)."
+        )
+    longest = max(os.path.abspath(path).split("/"), key=len)
+    if len(os.fsencode(longest)) > 255:
+        raise errors.UsageError(
+            f"run folder {longest[:20]}...: a name of {len(longest)} letters is too long. Choose "
+            "one of at most 255."
+        )
+    wrong = next((c for c in os.path.abspath(path) if c in "*?[\\\0" or "\ud800" <= c <= "\udfff"),
+                 None)
+    if wrong:
+        raise errors.UsageError(
+            f"run folder {os.path.abspath(path)}: {wrong!a} in its path; checkpoints there "
+            "could not be read back. Choose another name."
+        )

@@ -7,12 +7,10 @@ file registers it in `PARTITIONS` with its settings.
 import dataclasses
 import hashlib
 import os
-import pathlib
-import zipfile
 
 import numpy as np
 
-from fedjax_flat import errors
+from fedjax_flat import disk, errors
 from fedjax_flat.data.sources import Dataset
 from fedjax_flat.registry import Entry, Registry
 from fedjax_flat.settings import Setting
@@ -89,6 +87,7 @@ class Partition:
         """Raises unless every index is valid and owned by at most one client (or group)."""
         owner = "client" if of == "example" else "group"
         self.check_clients(owner)
+        checked_offsets(self.offsets, self.indices.size)
         if self.indices.size and not 0 <= self.indices.min() <= self.indices.max() < count:
             raise errors.UsageError(
                 f"partition points at {of} {self.indices.max()} of {count}; it was made for "
@@ -120,20 +119,18 @@ class Partition:
 
     def save(self, path: str | os.PathLike) -> None:
         """Writes the index lists and their hash, atomically."""
-        partial = pathlib.Path(f"{path}.partial")
-        with open(partial, "wb") as f:
+        with disk.whole(path) as partial, open(partial, "wb") as f:
             np.savez_compressed(f, indices=self.indices, offsets=self.offsets,
                                 content_hash=np.array(self.content_hash))
-        os.replace(partial, path)
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> "Partition":
         """Reads what `save` wrote and verifies its hash."""
         try:
-            with open(path, "rb") as f, np.load(f, allow_pickle=False) as z:
-                partition = cls(z["indices"], z["offsets"])
-                expected = str(z["content_hash"])
-        except (OSError, KeyError, ValueError, zipfile.BadZipFile) as e:
+            found = disk.read_npz(path)
+            partition = cls(found["indices"], found["offsets"])
+            expected = str(found["content_hash"])
+        except (OSError, KeyError, ValueError) as e:
             raise errors.UsageError(f"{path} is not a saved partition ({e}).") from e
         if partition.content_hash != expected:
             raise errors.UsageError(f"{path}: content hash differs from the one saved with it.")
@@ -143,6 +140,24 @@ class Partition:
 def offsets_of(sizes) -> np.ndarray:
     """Where each client's list starts, and where the last one ends."""
     return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+
+
+def checked_offsets(offsets: np.ndarray, count: int) -> np.ndarray:
+    """`offsets` if they cut `count` positions into clients; otherwise an error that says where."""
+    offsets = np.asarray(offsets)
+    if not len(offsets) or offsets[0] != 0 or offsets[-1] != count:
+        ends = f"from {offsets[0]} to {offsets[-1]}" if len(offsets) else "of no client"
+        raise errors.UsageError(
+            f"offsets {ends} for {count} positions: expected them from 0 to {count}."
+        )
+    back = np.flatnonzero(offsets[1:] < offsets[:-1])
+    if len(back):
+        k = int(back[0])
+        raise errors.UsageError(
+            f"offsets fall from {offsets[k]} to {offsets[k + 1]} at client {k}: expected them in "
+            "ascending order."
+        )
+    return offsets.astype(np.int64)
 
 
 def class_labels(labels) -> np.ndarray:

@@ -15,13 +15,12 @@ Arrays of a folder are memory-mapped and never copied. Nothing is unpickled.
 import json
 import logging
 import pathlib
-import zipfile
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from fedjax_flat import errors
+from fedjax_flat import disk, errors
 from fedjax_flat.data.sources import files, listing
 from fedjax_flat.data.sources.base import SOURCES, Dataset, Source, from_arrays
 
@@ -38,9 +37,8 @@ def npz(data_dir, argument: str) -> Dataset:
     name = f"npz:{argument}"
     path = files.located(name, data_dir, argument, "FILE.npz with inputs and labels")
     try:
-        with open(path, "rb") as file, np.load(file, allow_pickle=False) as content:
-            found = {key: content[key] for key in content.files}
-    except (OSError, ValueError, AttributeError, TypeError, zipfile.BadZipFile) as e:
+        found = disk.read_npz(path)
+    except (OSError, ValueError) as e:
         raise errors.UsageError(
             f"{name}: {path} cannot be read as an .npz of plain arrays ({e}). Write it with "
             "numpy.savez(FILE, inputs=..., labels=...)."
