@@ -46,6 +46,7 @@ class Method(NamedTuple):
     client_optimizer: str = "any"  # or `sgd`, where equations count on its steps
     sharpness: str = "any"  # on clients: any, sam or asam (if none is chosen), `own`, `no steps`
     add: Callable[[Mapping[str, Any]], Addition] | None = None  # instead of make: goes with others
+    weighs: bool = True  # whether clients count by algorithm.weighting, and wire.* encodes uploads
 
     @property
     def section(self) -> str:

@@ -21,7 +21,7 @@ from fedjax_flat.algorithms import METHODS
 from fedjax_flat.algorithms.base import WEIGHTINGS
 from fedjax_flat.data import PARTITIONS, SHIFTS, SOURCES
 from fedjax_flat.experiment import usage
-from fedjax_flat.models import MODELS, STATISTICS
+from fedjax_flat.models import LAWS, MODELS, STATISTICS
 from fedjax_flat.models.base import PRECISIONS
 from fedjax_flat.registry import Registry
 from fedjax_flat.server import ADAPTIVE
@@ -49,6 +49,13 @@ SETTINGS: dict[str, Setting] = {
     "data.placement": Setting(
         "auto", "where examples are: host keeps them off the device; auto is device if they fit",
         choices=("auto", "device", "host"),
+    ),
+    "data.normal": Setting(
+        (), "mean and deviation of pixels from 0 to 1 instead of the data's own, e.g. (0.5, 0.5)"
+    ),
+    "data.features": Setting(
+        False, "examples become their features by the network as it starts, computed once and kept "
+        "on disk; its classifier alone is the model"
     ),
     "data.crop_padding": Setting(0, "pixels around an image of which a crop is taken", at_least=0),
     "data.resized_crop": Setting(
@@ -82,6 +89,11 @@ SETTINGS: dict[str, Setting] = {
         "averaged", "BatchNorm's, over clients; or each client's own; or never moved",
         choices=STATISTICS,
     ),
+    "model.random.features": Setting(
+        0, "random ones, of its own, that the classifier reads; 0 is none", at_least=0
+    ),
+    "model.random.sigma": Setting(1000.0, "of their Gaussian kernel", above=0),
+    "model.random.law": Setting("printed", "how sigma is meant", choices=LAWS),
     "algorithm.name": Setting("fedavg", "with +swa or +wima, an averaged model beside it"),
     "algorithm.weighting": Setting("examples", "of clients in the mean", choices=WEIGHTINGS),
 
@@ -131,7 +143,10 @@ SETTINGS: dict[str, Setting] = {
     "wire.down": Setting("none", "codec of what clients receive"),
 
     "cohort.size": Setting(10, at_least=1),
-    "cohort.sampling": Setting("uniform", choices=("uniform", "bernoulli")),
+    "cohort.sampling": Setting(
+        "uniform", "once: nobody again before everybody had a turn",
+        choices=("uniform", "bernoulli", "once"),
+    ),
     "cohort.strategy": Setting("auto", "auto | vmap | map | chunked | sharded"),
     "cohort.chunk": Setting(8, "clients at once, if chunked", at_least=1),
     "cohort.devices": Setting(0, "if sharded: how many, 0 for all", at_least=0),
@@ -267,6 +282,7 @@ def used(config: ml_collections.ConfigDict) -> dict[str, Any]:
     choices, flat = settings_of(config), flatten(config)
     names = [n for n in flat if not usage.why_unused(n, config, choices)]
     flat["server.momentum"] = usage.server_momentum(config)
+    flat["model.random.features"] = usage.random_features(config)
     return {n: choices[n].default if flat[n] is None else flat[n] for n in names}
 
 

@@ -82,6 +82,12 @@ def server_momentum(config: Config) -> float:
     return config.server.momentum or (0.9 if named else 0.0)
 
 
+def random_features(config: Config) -> int:
+    """How many the classifier reads; a method that is named for them has 5,000 if none is set."""
+    named = "fed3r_rf" in config.algorithm.name.split("+")
+    return config.model.random.features or (5000 if named else 0)
+
+
 def _takes_steps(c: Config) -> bool:
     return method_of(c).sharpness != "no steps"
 
@@ -134,7 +140,15 @@ _RULES: list[tuple[tuple[str, ...], Callable[[Config], bool], str]] = [
     (("model.groups",), _group_normed, "it is of GroupNorm, and model.norm is not group"),
     (("data.validation_from",), lambda c: c.data.validation > 0, "data.validation is 0"),
     (("data.crop_padding", "data.rotation", "data.flip", "data.cutout", "data.mixup"), _takes_steps,
-     "{method} takes one gradient of the examples as they are"),
+     "{method} sees the examples as they are"),
+    (("data.crop_padding", "data.rotation", "data.flip", "data.cutout", "model.dropout",
+      "model.statistics"), lambda c: not c.data.features,
+     "data.features are computed once, of the examples as they are"),
+    (("model.statistics",), _takes_steps, "statistics stay as they are under {method}"),
+    (("model.random.sigma", "model.random.law"), lambda c: random_features(c) > 0,
+     "model.random.features is 0"),
+    (("algorithm.weighting", "wire."), lambda c: method_of(c).weighs,
+     "{method} adds up what clients send, as it is"),
 ]
 _ALWAYS = {"client.batch_size", "curvature.every"}
 
@@ -169,6 +183,15 @@ def check_combination(config: Config) -> None:
     if method.sharpness == "own" and client.sharpness != "none":
         refuse("client.sharpness", client.sharpness, "it has an ascent of its own, of radius "
                "client.rho. Leave client.sharpness at none.")
+    if config.data.features and config.data.shift.name not in ("none", "flip_labels"):
+        raise errors.UsageError(
+            f"data.features = True does not go with data.shift.name = {config.data.shift.name!r}: "
+            "features are computed once, of the examples as they are stored. Leave one out."
+        )
+    if len(config.data.normal) not in (0, 2):
+        raise errors.UsageError(
+            f"data.normal = {config.data.normal}: expected (mean, deviation), e.g. (0.5, 0.5)."
+        )
     named = {"fedsam": "sam", "fedasam": "asam"}.get(method.name, client.sharpness)
     if client.sharpness not in ("none", named):
         refuse("client.sharpness", client.sharpness, f"the name means {named}.")

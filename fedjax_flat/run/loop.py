@@ -99,7 +99,8 @@ class _Files:
         if self.primary:
             self.folder = RunFolder(run)
             self.folder.open(
-                built.config, built.partition, allow_other_kernels=allow_other_kernels
+                built.config, built.partition, features=built.features,
+                allow_other_kernels=allow_other_kernels,
             )
             self.lock = contextlib.ExitStack()
             self.lock.enter_context(self.folder.in_use())
@@ -251,6 +252,7 @@ class _Loop:
                     "clients": clients, "examples": int(infos.examples[i]),
                     "examples_per_s": speed, "bytes_down": clients * sent.down // 8,
                     "bytes_up": clients * sent.up // 8,
+                    # Uploads that differ in size are weighed by the method: bytes_up again.
                     **{name: float(values[i]) for name, values in infos.metrics.items()},
                 }
             )
@@ -263,6 +265,5 @@ class _Loop:
         raise errors.DivergedError(
             f"training turned non-finite in round {bad}. "
             + (f"The checkpoint of round {kept[-1]} is kept. " if kept else "No checkpoint yet. ")
-            + "Try a smaller client.learning_rate or server.learning_rate, or --config.debug=True "
-            "to see the client, step and tensor."
+            + self.built.algorithm.advice
         )

@@ -3,6 +3,7 @@
     config.json        the settings
     environment.json   versions, devices, git revision, and every command that worked here
     partition.npz      who owned which example, with a content hash
+    features.json      digests of what features are of, where these are the examples
     imports/           users' files that registered what the config names, as they were
     metrics.jsonl      one object per record
     clients.jsonl      each client's score, loss and output norm, where models met clients' examples
@@ -31,6 +32,7 @@ import ml_collections
 from fedjax_flat import errors, plugins
 from fedjax_flat.data import Partition
 from fedjax_flat.experiment import config as config_lib
+from fedjax_flat.experiment.features import Features
 from fedjax_flat.ops import kernels
 from fedjax_flat.version import __version__
 
@@ -46,6 +48,7 @@ class RunFolder:
         self.config_file = self.path / "config.json"
         self.metrics_file = self.path / "metrics.jsonl"
         self.clients_file = self.path / "clients.jsonl"
+        self.features_file = self.path / "features.json"
         self.checkpoints = self.path / "checkpoints"
         self.figures = self.path / "figures"
         self.imports = self.path / "imports"
@@ -104,17 +107,22 @@ class RunFolder:
         config: ml_collections.ConfigDict,
         partition: Partition,
         *,
+        features: Features | None = None,
         allow_other_kernels: bool = False,
     ) -> None:
-        """Makes the folder, or checks that it belongs to this config and these clients."""
+        """Makes the folder, or checks that it belongs to this config, clients and features."""
         with self._explained():
             self.figures.mkdir(parents=True, exist_ok=True)
             if self.config_file.exists():
                 self._check_same(config, partition)
+                self.check_features(features)
                 if not allow_other_kernels:
                     self._check_kernels()
             else:
                 partition.save(self.path / "partition.npz")
+                if features:
+                    text = json.dumps(features._asdict(), indent=2) + "\n"
+                    write_atomically(self.features_file, text)
 
     def record(self, config: ml_collections.ConfigDict, partition: Partition) -> None:
         """Writes the settings and the environment of the run that starts now."""
@@ -164,6 +172,26 @@ class RunFolder:
                 f"{saved.content_hash[:12]}, now {partition.content_hash[:12]}): the data files or "
                 "the partition code changed. Choose another folder with --run."
             )
+
+    def features(self) -> Features | None:
+        """What the features were of that this run was trained on, if it was trained on features."""
+        if not self.features_file.exists():
+            return None
+        return Features(**json.loads(self.features_file.read_text()))
+
+    def check_features(self, now: Features | None) -> None:
+        """Refuses features of another network, or of other data, than the run was trained on."""
+        before = self.features()
+        if now == before or now is None or before is None:
+            return
+        (name, a, b) = next(x for x in zip(now._fields, before, now, strict=True) if x[1] != x[2])
+        what = {"weights": "weights: model.pretrained names another file than then, or the network "
+                           "has changed", "how": "preprocessing or another network"}
+        raise errors.UsageError(
+            f"run folder {self.path} was trained on features of other "
+            f"{what.get(name, f'{name} examples')} ({a[:12]}, now {b[:12]}). Put back what it was, "
+            "or choose another folder with --run."
+        )
 
     def _check_kernels(self) -> None:
         file = self.path / "environment.json"

@@ -70,6 +70,17 @@ class Dataset:
 
         return jax.tree.map(spec, self.train.inputs)
 
+    def normalised_by(self, mean: float, std: float) -> "Dataset":
+        """The same, with one mean and deviation of values from 0 to 1 for all channels."""
+        errors.positive("data.normal's deviation", std)
+        if not self.mean:
+            raise errors.UsageError(
+                f"data.normal = {(mean, std)}: inputs of {self.name} enter a network as they are; "
+                "expected images that are normalised."
+            )
+        channels = len(self.mean)
+        return dataclasses.replace(self, mean=(mean,) * channels, std=(std,) * channels)
+
     def split(self, name: str) -> Examples:
         """The examples of split `train` or `test`."""
         return errors.lookup("split", name, {"train": self.train, "test": self.test})
