@@ -46,6 +46,7 @@ _NAMES = {
     "init_state": "engine.round",
     "load_run": "run.restore",
     "many_rounds": "engine.round",
+    "once": "engine.sampling",
     "only_used": "experiment.config",
     "round_step": "engine.round",
     "train": "run.loop",

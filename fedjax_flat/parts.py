@@ -41,6 +41,11 @@ def without(tree: Any, part: Part | None) -> Any:
     )
 
 
+def head(name: str) -> bool:
+    """The classifier: the module that reads the features, which models name `classifier`."""
+    return "classifier" in name.split("/")[:-1]
+
+
 def statistics(name: str) -> bool:
     """What is measured, not learned."""
     return name.startswith("stats/") or "/stats/" in name

@@ -234,7 +234,7 @@ def check_members(run: Run) -> None:
         return
     sizes = run.problem.partition.sizes
     for t, (before, after) in enumerate(zip(run.states, run.states[1:], strict=False)):
-        members = run.sample(rng.fold(jax.random.key(run.seed), "cohort", t)).clients
+        members = sampling.draw(run.sample, jax.random.key(run.seed), jnp.int32(t)).clients
         expected = {k for k in np.asarray(members).tolist() if sizes[k]}
         changed = {k for k in range(len(sizes)) if _differ(before.clients, after.clients, k)}
         assert changed == expected, f"round {t}: clients {changed} changed, sampled {expected}"
@@ -243,7 +243,7 @@ def check_members(run: Run) -> None:
 def check_padding(run: Run) -> None:
     """More room for examples and steps, and empty slots in the cohort, change no bit."""
     data = run.data.replace(equal_sizes=False)
-    cohort = run.sample(rng.fold(jax.random.key(run.seed), "cohort", 0)).clients
+    cohort = sampling.draw(run.sample, jax.random.key(run.seed), jnp.int32(0)).clients
 
     @functools.partial(jax.jit, static_argnames="slots")
     def once(state, data, slots):

@@ -7,6 +7,7 @@ import pytest
 from conftest import Problem, assert_close
 
 import fedjax_flat as ff
+from fedjax_flat.engine import sampling
 from fedjax_flat.engine.client_state import scatter
 from fedjax_flat.engine.sampling import Cohort
 
@@ -53,6 +54,28 @@ def test_bernoulli_with_every_client_is_full_participation():
     drawn, info = problem.run(algorithm, 2, sampler=ff.bernoulli(7, 7))
     assert float(info.clients) == 7
     assert_close(everyone.server, drawn.server, 1e-6)
+
+
+@pytest.mark.parametrize(("clients", "size"), [(20, 5), (20, 7), (3, 3), (5, 1)])
+def test_once_is_every_client_in_a_pass_and_then_in_another_order(clients, size):
+    schedule = ff.once(clients, size)
+    rounds = -(-clients // size)
+    draw = jax.jit(lambda seed, t: sampling.draw(schedule, jax.random.key(seed), t))
+
+    def passed(seed, number):
+        cohorts = [draw(seed, number * rounds + t) for t in range(rounds)]
+        assert all(c.clients.shape == (size,) for c in cohorts)
+        real = [c.clients if c.mask is None else c.clients[c.mask] for c in cohorts]
+        return np.concatenate(real).tolist()
+
+    for seed, number in ((0, 0), (0, 1), (1, 0)):
+        assert sorted(passed(seed, number)) == list(range(clients))
+    if clients == 20:
+        assert passed(0, 0) != passed(0, 1), "another pass, another order"
+        assert passed(0, 0) != passed(1, 0), "another seed, another order"
+        assert passed(0, 0) == passed(0, 0)
+    with pytest.raises(ff.UsageError, match=f"expected between 1 and {clients}"):
+        ff.once(clients, clients + 1)
 
 
 def test_cohorts_depend_on_seed_and_round():

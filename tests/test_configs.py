@@ -254,3 +254,63 @@ def test_every_row_of_the_hfd_tables(data, method):
         assert (c.wire.down, c.wire.up) == (("8bit",) * 2 if method == "cehfd" else ("none",) * 2)
         assert (c.client.learning_rate, c.client.momentum, c.client.nesterov) == (0.004, 0.9, True)
         assert (c.rounds, c.client.epochs, c.client.batch_size) == (200, 5, 10)
+
+
+fed3r_file = runpy.run_path(str(FOLDER / "fed3r.py"))
+fed3r = fed3r_file["get_config"]
+
+
+@pytest.mark.parametrize(
+    "data", ["cifar100", "landmarks", *(f"inaturalist,split={s}" for s in ("users_120k", "geo_3k"))]
+)
+def test_every_row_of_the_fed3r_tables(data):
+    seen = set()
+    methods = [*fed3r_file["CLOSED"], "fed3r_rf,D=10000"]
+    methods += [f"{m},part={p}" for m in fed3r_file["TRAINED"] for p in ("all", "head")]
+    for method, model in itertools.product(methods, fed3r_file["MODELS"]):
+        c = fed3r(f"{data},method={method},model={model},weights=w.npz")
+        config_lib.validate(c)
+        assert c.data.features == ("all" not in method)
+        assert c.model.random.features == (
+            0 if "rf" not in method else 10_000 if "D" in method else 5000
+        )
+        seen.add(config_lib.to_json(c))
+    assert len(seen) == 2 * len(methods)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ("", {"rounds": 10, "cohort.sampling": "once", "partition.alpha": 0.0}),
+        ("landmarks", {"rounds": 127, "partition.name": "natural", "data.resized_crop": 224}),
+        ("inaturalist", {"rounds": 928, "data.split": "users_120k"}),
+        ("inaturalist,split=geo_1k", {"rounds": 37}),
+        ("inaturalist,split=geo_3k", {"rounds": 14}),
+        ("cifar100,again", {"rounds": 30, "cohort.sampling": "uniform"}),
+        ("imbalance=B,raw", {"data.imbalance": "B", "algorithm.fed3r.normalised": False}),
+        ("released,sync", {"algorithm.fed3r.variant": "released", "algorithm.fed3r.sync": True}),
+        ("landmarks,method=scaffold", {"rounds": 3000, "client.epochs": 5, "data.features": False}),
+        ("alpha=0.5,method=fedavg,part=head", {"rounds": 1500, "data.features": True,
+                                               "client.batch_size": 50}),
+    ],
+)
+def test_rounds_and_settings_of_the_fed3r_tables(options, expected):
+    c = fed3r(options)
+    config_lib.validate(c)
+    flat = config_lib.flatten(c)
+    assert {name: flat[name] for name in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ("cifar10", "data = 'cifar10': expected one of cifar100"),
+        ("alpha=0.3", r"alpha = 0.3: expected one of 0.0, 0.1"),
+        ("method=fed3r-rf", "method = 'fed3r-rf': expected one of fed3r, fed3r_rf"),
+        ("inaturalist,split=geo", "split = 'geo': expected one of users_120k"),
+        ("D=many", "'D=many': expected int"),
+    ],
+)
+def test_wrong_options_of_fed3r(options, sentence):
+    with pytest.raises(ff.UsageError, match=sentence):
+        fed3r(options)

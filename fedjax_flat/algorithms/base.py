@@ -81,12 +81,17 @@ class Algorithm(NamedTuple):
 
     `init(variables, num_clients)` is the server's state and the state with which each client
     starts. `personal(server, state)` is the model of one client, where clients have their own.
+    `advice` is for whoever sees it turn non-finite.
     """
 
     init: Callable[[Variables, int], tuple[ServerState, ClientState]]
     exchanges: tuple[Exchange, ...]
     models: Callable[[ServerState], dict[str, Variables]]
     personal: Callable[[ServerState, ClientState], Variables] | None = None
+    advice: str = (
+        "Try a smaller client.learning_rate or server.learning_rate, or --config.debug=True to see "
+        "the client, step and tensor."
+    )
 
 
 _WEIGHTS: dict[str, Callable[[Any], jax.Array]] = {

@@ -48,6 +48,7 @@ class Method(NamedTuple):
     sharpness: str = "any"  # on clients: any, sam or asam (if none is chosen), `own`, `no steps`
     add: Callable[[Mapping[str, Any]], Addition] | None = None  # instead of make: goes with others
     unlabelled: bool = False  # the server learns from data.unlabelled
+    weighs: bool = True  # whether clients count by algorithm.weighting, and wire.* encodes uploads
 
     @property
     def section(self) -> str:

@@ -56,6 +56,12 @@ class ClientData(struct.PyTreeNode):
         client, offset, size = (x[i] for x in self.group)
         return self.replace(client=client, offset=offset, size=size, group=None)
 
+    def empty_where(self, gone: jax.Array) -> "ClientData":
+        """The same without examples where `gone` is True."""
+        left = lambda size: jnp.where(gone, 0, size)
+        group = self.group and (*self.group[:2], left(self.group[2]))
+        return self.replace(size=left(self.size), group=group)
+
 
 class FederatedData(struct.PyTreeNode):
     """All clients' examples on the device."""

@@ -134,9 +134,7 @@ def _exchange(
 
 def cohorts(sample: Sampler, cohort_map: CohortMap) -> CohortOf:
     """`cohort_of(key, round)`: who takes part, in a number that the devices can share."""
-    return lambda key, round: sampling.pad(
-        sample(rng.fold(key, "cohort", round)), cohort_map.multiple
-    )
+    return lambda key, round: sampling.pad(sampling.draw(sample, key, round), cohort_map.multiple)
 
 
 def round_step(

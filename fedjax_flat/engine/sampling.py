@@ -1,4 +1,8 @@
-"""Who takes part in a round. Cohorts depend on the seed and the round, and on nothing else."""
+"""Who takes part in a round. Cohorts depend on the seed and the round, and on nothing else.
+
+`uniform` and `bernoulli` draw every round by itself; `once` goes through all clients before it
+comes to one again.
+"""
 
 import math
 from collections.abc import Callable
@@ -19,16 +23,25 @@ class Cohort(NamedTuple):
     mask: jax.Array | None
 
 
-Sampler = Callable[[jax.Array], Cohort]
+class Schedule(NamedTuple):
+    """Cohorts that know of each other: `at(key, round)`, with one key for all rounds."""
+
+    at: Callable[[jax.Array, jax.Array], Cohort]
 
 
-def uniform(num_clients: int, size: int) -> Sampler:
+Sampler = Callable[[jax.Array], Cohort] | Schedule  # a function has a key of each round's own
+
+
+def draw(sample: Sampler, key: jax.Array, round: jax.Array) -> Cohort:
+    """The cohort of a round, of a run's key."""
+    if isinstance(sample, Schedule):
+        return sample.at(rng.fold(key, "cohort"), round)
+    return sample(rng.fold(key, "cohort", round))
+
+
+def uniform(num_clients: int, size: int) -> Callable[[jax.Array], Cohort]:
     """`size` distinct clients, all subsets equally likely."""
-    if not 1 <= size <= num_clients:
-        raise errors.UsageError(
-            f"a cohort of {size} from {num_clients} clients: expected between 1 and {num_clients}. "
-            "Lower cohort.size or raise partition.clients."
-        )
+    _check_size(num_clients, size)
 
     def sample(key):
         if num_clients > MANY:
@@ -40,7 +53,35 @@ def uniform(num_clients: int, size: int) -> Sampler:
     return sample
 
 
-def bernoulli(num_clients: int, size: float, *, slots: int | None = None) -> Sampler:
+def once(num_clients: int, size: int) -> Schedule:
+    """Every client exactly once in ceil(K / size) rounds; then once more, in another order.
+
+    Where `size` does not divide K, the last cohort of a pass has empty slots.
+    """
+    _check_size(num_clients, size)
+    rounds = -(-num_clients // size)
+
+    def at(key, round):
+        draws = jax.random.bits(rng.fold(key, "pass", round // rounds), (num_clients,), jnp.uint32)
+        order = jnp.argsort(draws).astype(jnp.int32)
+        place = round % rounds * size + jnp.arange(size, dtype=jnp.int32)
+        chosen = order[jnp.minimum(place, num_clients - 1)]
+        return Cohort(chosen, None if num_clients % size == 0 else place < num_clients)
+
+    return Schedule(at)
+
+
+def _check_size(num_clients: int, size: int) -> None:
+    if not 1 <= size <= num_clients:
+        raise errors.UsageError(
+            f"a cohort of {size} from {num_clients} clients: expected between 1 and {num_clients}. "
+            "Lower cohort.size or raise partition.clients."
+        )
+
+
+def bernoulli(
+    num_clients: int, size: float, *, slots: int | None = None
+) -> Callable[[jax.Array], Cohort]:
     """Each client on its own with probability size / num_clients.
 
     The cohort has a fixed number of slots, by default `size` plus six standard deviations; were
@@ -99,4 +140,6 @@ def pad(cohort: Cohort, multiple: int) -> Cohort:
     return Cohort(jnp.pad(cohort.clients, (0, missing)), jnp.pad(mask, (0, missing)))
 
 
-SAMPLERS = {"uniform": uniform, "bernoulli": bernoulli}
+SAMPLERS: dict[str, Callable[..., Sampler]] = {
+    "uniform": uniform, "bernoulli": bernoulli, "once": once,
+}

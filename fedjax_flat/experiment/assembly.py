@@ -30,7 +30,7 @@ from fedjax_flat.engine.round import (
 )
 from fedjax_flat.engine.round import models as models_of
 from fedjax_flat.experiment import config as config_lib
-from fedjax_flat.experiment import method
+from fedjax_flat.experiment import features, method, usage
 from fedjax_flat.models import Variables
 from fedjax_flat.tasks import Sums, Task
 
@@ -63,6 +63,7 @@ class Experiment:
     evaluate_clients: Callable[..., Sums]  # see engine.evaluate.personal_evaluator
     evaluate_personal: Callable[..., Sums] | None
     local_models: Callable[..., Any]  # see engine.round.local_models
+    features: features.Features | None  # of what, where they are the examples
 
     def init(self) -> TrainState:
         """The state before the first round; only the seed decides it."""
@@ -120,6 +121,9 @@ def build(
     source = data_lib.SOURCES.find(config.data.name)
     options = config_lib.options_of(config, "data", source)
     dataset = data_lib.load(config.data.name, data_dir, **options)
+    featured = None
+    if config.data.features:
+        dataset, featured = featurise(config, dataset, data_dir)
     partition = build_partition(config, dataset, data_dir)
     shares = divide(config, dataset, partition)
     sample = errors.lookup("cohort sampling", config.cohort.sampling, sampling.SAMPLERS)(
@@ -174,6 +178,7 @@ def build(
         evaluate_clients=by_client(None),
         evaluate_personal=by_client(algorithm) if algorithm.personal else None,
         local_models=jax.jit(local_models(algorithm, over)),
+        features=featured,
     )
 
 
@@ -208,12 +213,29 @@ def divide(config: ml_collections.ConfigDict, dataset: Dataset, partition: Parti
 
 
 def build_task(config: ml_collections.ConfigDict, dataset: Dataset) -> Task:
-    """What is learned, by the network that `config.model` names."""
+    """What is learned, by the network that `config.model` names, or of features by its head."""
     name = dataset.task if config.task.name == "auto" else config.task.name
     found = tasks.TASKS.find(name)
     options = config_lib.options_of(config, "task", found)
     if name in ("classification", "segmentation"):
         data_lib.check_labels(dataset, options.get("ignored"))
+    if config.data.features:
+        preprocess = data_lib.preprocess(dataset, mixup=config.data.mixup)
+        model = models.build(
+            "linear", num_classes=dataset.num_classes or 1, inputs=preprocess.inputs
+        )
+    else:
+        preprocess, model = build_network(config, dataset)
+    if count := usage.random_features(config):
+        random = config.model.random
+        model = models.with_random_features(model, count, sigma=random.sigma, law=random.law)
+    return found.make(model, preprocess, dataset, **options)
+
+
+def build_network(
+    config: ml_collections.ConfigDict, dataset: Dataset
+) -> tuple[data_lib.Preprocess, models.Model]:
+    """The network that `config.model` names, and how stored examples become its inputs."""
     preprocess = data_lib.preprocess(
         dataset,
         mean=config.data.mean,
@@ -240,7 +262,24 @@ def build_task(config: ml_collections.ConfigDict, dataset: Dataset) -> Task:
             f"config.model.statistics = {config.model.statistics!r} would change nothing: model "
             f"{config.model.name} has no statistics."
         )
-    return found.make(model, preprocess, dataset, **options)
+    return preprocess, model
+
+
+def featurise(
+    config: ml_collections.ConfigDict, dataset: Dataset, data_dir
+) -> tuple[Dataset, features.Features]:
+    """The features that the network, as it starts, has of the data set's examples."""
+    preprocess, model = build_network(config, dataset)
+    key = rng.fold(jax.random.key(config.seed), "init")
+    network = config_lib.options_of(config, "model", models.MODELS.find(config.model.name))
+    how = (
+        config.model.name, sorted(network.items()), config.model.precision, dataset.max_value,
+        config.data.mean or dataset.mean, config.data.std or dataset.std, config.data.resized_crop,
+    )
+    return features.replace(
+        dataset, preprocess, model, jax.jit(model.init)(key), how=how, data_dir=data_dir,
+        batch_size=config.eval.batch_size,
+    )
 
 
 def build_splits(

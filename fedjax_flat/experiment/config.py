@@ -22,7 +22,7 @@ from fedjax_flat.algorithms.base import WEIGHTINGS
 from fedjax_flat.algorithms.submodels import ASSIGNMENTS, CHOICES
 from fedjax_flat.data import PARTITIONS, SHIFTS, SOURCES
 from fedjax_flat.experiment import usage
-from fedjax_flat.models import MODELS, STATISTICS
+from fedjax_flat.models import LAWS, MODELS, STATISTICS
 from fedjax_flat.models.base import PRECISIONS
 from fedjax_flat.registry import Registry
 from fedjax_flat.server import ADAPTIVE
@@ -53,6 +53,10 @@ SETTINGS: dict[str, Setting] = {
     ),
     "data.mean": Setting((), "of the channels, by which inputs are normalised; () is the source's"),
     "data.std": Setting((), "their deviations; () is the source's"),
+    "data.features": Setting(
+        False, "examples become their features by the network as it starts, computed once and kept "
+        "on disk; its classifier alone is the model"
+    ),
     "data.crop_padding": Setting(0, "pixels around an image of which a crop is taken", at_least=0),
     "data.resized_crop": Setting(
         0, "side to which a random part of an image is resized; 0 is none", at_least=0
@@ -88,6 +92,11 @@ SETTINGS: dict[str, Setting] = {
         "averaged", "BatchNorm's, over clients; or each client's own; or never moved",
         choices=STATISTICS,
     ),
+    "model.random.features": Setting(
+        0, "random ones, of its own, that the classifier reads; 0 is none", at_least=0
+    ),
+    "model.random.sigma": Setting(1000.0, "of their Gaussian kernel", above=0),
+    "model.random.law": Setting("printed", "how sigma is meant", choices=LAWS),
     "algorithm.name": Setting("fedavg", "with +swa or +wima, an averaged model beside it"),
     "algorithm.weighting": Setting("examples", "of clients in the mean", choices=WEIGHTINGS),
 
@@ -157,7 +166,10 @@ SETTINGS: dict[str, Setting] = {
     "submodel.coverage": Setting(False, "means over the clients that have a weight, not over all"),
 
     "cohort.size": Setting(10, at_least=1),
-    "cohort.sampling": Setting("uniform", choices=("uniform", "bernoulli")),
+    "cohort.sampling": Setting(
+        "uniform", "once: nobody again before everybody had a turn",
+        choices=("uniform", "bernoulli", "once"),
+    ),
     "cohort.strategy": Setting("auto", "auto | vmap | map | chunked | sharded"),
     "cohort.chunk": Setting(
         0, "clients at once on a device, if chunked or sharded; 0: 8 if chunked, else all",
@@ -296,6 +308,7 @@ def used(config: ml_collections.ConfigDict) -> dict[str, Any]:
     choices, flat = settings_of(config), flatten(config)
     names = [n for n in flat if not usage.why_unused(n, config, choices)]
     flat["server.momentum"] = usage.server_momentum(config)
+    flat["model.random.features"] = usage.random_features(config)
     return {n: choices[n].default if flat[n] is None else flat[n] for n in names}
 
 

@@ -101,6 +101,12 @@ def codec_of(config: Config, way: str) -> Codec | None:
     return entry.make(**options)
 
 
+def random_features(config: Config) -> int:
+    """How many the classifier reads; a method that is named for them has 5,000 if none is set."""
+    named = "fed3r_rf" in config.algorithm.name.split("+")
+    return config.model.random.features or (5000 if named else 0)
+
+
 def _takes_steps(c: Config) -> bool:
     return method_of(c).sharpness != "no steps"
 
@@ -169,7 +175,15 @@ _RULES: list[tuple[tuple[str, ...], Callable[[Config], bool], str]] = [
     (("data.unlabelled",), lambda c: method_of(c).unlabelled, "{method} does not learn from it"),
     (("data.validation_from",), lambda c: c.data.validation > 0, "data.validation is 0"),
     (("data.crop_padding", "data.rotation", "data.flip", "data.cutout", "data.mixup"), _takes_steps,
-     "{method} takes one gradient of the examples as they are"),
+     "{method} sees the examples as they are"),
+    (("data.crop_padding", "data.rotation", "data.flip", "data.cutout", "model.dropout",
+      "model.statistics"), lambda c: not c.data.features,
+     "data.features are computed once, of the examples as they are"),
+    (("model.statistics",), _takes_steps, "statistics stay as they are under {method}"),
+    (("model.random.sigma", "model.random.law"), lambda c: random_features(c) > 0,
+     "model.random.features is 0"),
+    (("algorithm.weighting", "wire."), lambda c: method_of(c).weighs,
+     "{method} adds up what clients send, as it is"),
 ]
 _ALWAYS = {"client.batch_size", "curvature.every"}
 
@@ -219,6 +233,11 @@ def check_combination(config: Config) -> None:
                 f"client.sharpness = {sharpness_of(config)} does not go with {other.name}: the "
                 f"name means {other.sharpness}."
             )
+    if config.data.features and config.data.shift.name not in ("none", "flip_labels"):
+        raise errors.UsageError(
+            f"data.features = True does not go with data.shift.name = {config.data.shift.name!r}: "
+            "features are computed once, of the examples as they are stored. Leave one out."
+        )
     if method.client_optimizer == "sgd" and client.optimizer != "sgd":
         refuse("client.optimizer", client.optimizer, "its equations count on the steps of SGD.")
     if method.optimizer in ADAPTIVE and server.optimizer not in ("sgd", method.optimizer):

@@ -17,10 +17,12 @@ from fedjax_flat.models.base import (
 from fedjax_flat.models.cnn import CNN
 from fedjax_flat.models.femnist import VARIANTS, FemnistCNN
 from fedjax_flat.models.lenet import LeNet
+from fedjax_flat.models.linear import Linear
 from fedjax_flat.models.lstm import ShakespeareLSTM, StackOverflowLSTM
 from fedjax_flat.models.mlp import MLP
 from fedjax_flat.models.mobile import EfficientNetLite0, MobileNetV2
 from fedjax_flat.models.pretrained import start_from
+from fedjax_flat.models.random_features import LAWS, with_random_features
 from fedjax_flat.models.resnet import ResNet18, ResNet20
 from fedjax_flat.models.units import Units
 from fedjax_flat.models.weights import load_weights
@@ -39,6 +41,7 @@ MODELS.add("mlp", entry(MLP, {
     **_PROJECTION,
 }))
 MODELS.add("lenet", entry(LeNet, _PROJECTION))
+MODELS.add("linear", entry(Linear))
 MODELS.add("femnist_cnn", entry(FemnistCNN, {
     "variant": Setting("mora", "whose network", choices=VARIANTS),
     **_PROJECTION,
@@ -99,7 +102,7 @@ def build(
 
 
 __all__ = [
-    "CLASSIFIER", "CNN", "MLP", "MODELS", "STATISTICS", "EfficientNetLite0", "FemnistCNN", "LeNet",
-    "MobileNetV2", "Model", "Outputs", "ResNet18", "ResNet20", "Units", "Variables", "build",
-    "from_linen", "load_weights", "num_parameters",
+    "CLASSIFIER", "CNN", "LAWS", "MLP", "MODELS", "STATISTICS", "EfficientNetLite0", "FemnistCNN",
+    "LeNet", "Linear", "MobileNetV2", "Model", "Outputs", "ResNet18", "ResNet20", "Units",
+    "Variables", "build", "from_linen", "load_weights", "num_parameters", "with_random_features",
 ]

@@ -113,6 +113,11 @@ def _dataset_of(runs: Sequence[str], data_dir: str | None) -> data_lib.Dataset:
             folder_of(config.data.name)
         except errors.UsageError as e:
             raise errors.UsageError(f"{run} was trained on {config.data.name}: {e}") from e
+        if config.data.features:
+            raise errors.UsageError(
+                f"{run} was trained on features (data.features), and corruptions are of images: "
+                "expected a run whose model is the whole network."
+            )
         source = data_lib.SOURCES.find(config.data.name)
         chosen[run] = (config.data.name, config_lib.options_of(config, "data", source))
     name, options = chosen[runs[0]]

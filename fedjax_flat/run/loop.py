@@ -123,7 +123,8 @@ class _Files:
             if fresh:
                 self.folder.delete()
             self.folder.open(
-                built.config, built.partition, allow_other_kernels=allow_other_kernels
+                built.config, built.partition, features=built.features,
+                allow_other_kernels=allow_other_kernels,
             )
             with self.folder.explained():
                 self.checkpoints = Checkpoints(
@@ -325,6 +326,7 @@ class _Loop:
                     "drift": float(infos.drift[i]), "norm": float(infos.norm[i]),
                     "clients": sum(kinds), "examples": int(infos.examples[i]),
                     "examples_per_s": speed, "bytes_down": down, "bytes_up": up,
+                    # Uploads that differ in size are weighed by the method: bytes_up again.
                     **{name: _number(values[i]) for name, values in infos.metrics.items()},
                 }
             )
@@ -337,8 +339,7 @@ class _Loop:
         raise errors.DivergedError(
             f"training turned non-finite in round {bad}. "
             + (f"The checkpoint of round {kept[-1]} is kept. " if kept else "No checkpoint yet. ")
-            + "Try a smaller client.learning_rate or server.learning_rate, or --config.debug=True "
-            "to see the client, step and tensor."
+            + self.built.algorithm.advice
         )
 
 

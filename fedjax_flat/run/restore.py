@@ -49,6 +49,7 @@ def load_run(
     config = folder.config()
     folder.check_imports(config, warn=True)
     built = experiment.build(config, data_dir)
+    folder.check_features(built.features)
     restored = None
     if folder.checkpoints.is_dir():
         checkpoints = Checkpoints(folder.checkpoints)

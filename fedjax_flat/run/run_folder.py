@@ -5,6 +5,7 @@
     origin.json        of a run that branched off another: which, at which round, its checkpoint's
                        hash
     partition.npz      who owned which example, with a content hash
+    features.json      digests of what features are of, where these are the examples
     imports/           users' files that registered what the config names, as they were
     metrics.jsonl      one object per record
     clients.jsonl      each client's score, loss and output norm, where models met clients' examples
@@ -28,6 +29,7 @@ from fedjax_flat import disk, errors, plugins
 from fedjax_flat.data import Partition
 from fedjax_flat.disk import write_atomically
 from fedjax_flat.experiment import config as config_lib
+from fedjax_flat.experiment.features import Features
 from fedjax_flat.ops import kernels
 from fedjax_flat.run import environment, mark
 
@@ -54,6 +56,7 @@ class RunFolder:
         self.partition_file = self.path / "partition.npz"
         self.metrics_file = self.path / "metrics.jsonl"
         self.clients_file = self.path / "clients.jsonl"
+        self.features_file = self.path / "features.json"
         self.checkpoints = self.path / "checkpoints"
         self.figures = self.path / "figures"
         self.imports = self.path / "imports"
@@ -145,6 +148,7 @@ class RunFolder:
         config: ml_collections.ConfigDict,
         partition: Partition,
         *,
+        features: Features | None = None,
         allow_other_kernels: bool = False,
     ) -> None:
         """Marks the folder as ours, or checks that it belongs to this config and these clients."""
@@ -152,9 +156,13 @@ class RunFolder:
             if self._is_new():
                 mark.write(self.path)
                 partition.save(self.partition_file)
+                if features:
+                    text = json.dumps(features._asdict(), indent=2) + "\n"
+                    write_atomically(self.features_file, text)
             else:
                 self._check_same(config, partition)
                 self.check_partition(partition)
+                self.check_features(features)
                 if not allow_other_kernels:
                     self.check_kernels()
             self.figures.mkdir(parents=True, exist_ok=True)
@@ -270,6 +278,26 @@ class RunFolder:
                 f"now {partition.content_hash[:12]}): the data files or the partition code "
                 "changed. Choose another folder with --run."
             )
+
+    def features(self) -> Features | None:
+        """What the features were of that this run was trained on, if it was trained on features."""
+        if not self.features_file.exists():
+            return None
+        return Features(**json.loads(self.features_file.read_text()))
+
+    def check_features(self, now: Features | None) -> None:
+        """Refuses features of another network, or of other data, than the run was trained on."""
+        before = self.features()
+        if now == before or now is None or before is None:
+            return
+        (name, a, b) = next(x for x in zip(now._fields, before, now, strict=True) if x[1] != x[2])
+        what = {"weights": "weights: model.pretrained names another file than then, or the network "
+                           "has changed", "how": "preprocessing or another network"}
+        raise errors.UsageError(
+            f"run folder {self.path} was trained on features of other "
+            f"{what.get(name, f'{name} examples')} ({a[:12]}, now {b[:12]}). Put back what it was, "
+            "or choose another folder with --run."
+        )
 
     def check_kernels(self) -> None:
         """Refuses other compiled convolutions than those that the run was trained with."""
