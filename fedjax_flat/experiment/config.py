@@ -85,7 +85,9 @@ SETTINGS: dict[str, Setting] = {
         "averaged", "BatchNorm's, over clients; or each client's own; or never moved",
         choices=STATISTICS,
     ),
-    "algorithm.name": Setting("fedavg", "with +swa or +wima, an averaged model beside it"),
+    "algorithm.name": Setting(
+        "fedavg", "or some that go together, feddyn+fedmlb; +swa, +wima: an averaged model too"
+    ),
     "algorithm.weighting": Setting("examples", "of clients in the mean", choices=WEIGHTINGS),
 
     "client.optimizer": Setting("sgd", "or any of optax"),
