@@ -2,7 +2,8 @@
 
 Jeong et al., "Communication-efficient on-device machine learning: federated distillation and
 augmentation under non-IID private data" (2018): FedDistill, in which logits are all that travels.
-Yao et al. (FedDistill+) have it beside FedAvg, or any other method: the addition `feddistill_plus`.
+Zhu, Hong, Zhou, "Data-free knowledge distillation for heterogeneous federated learning" (ICML 2021)
+compare with FedDistill+, the same beside FedAvg: the addition `feddistill_plus`, to any method.
 
     client       Z_k[c] = mean of the logits over its examples of class c, when training is over
     server       Z[c] = mean of Z_k[c] over the clients that had c, as of the last round with any
@@ -140,7 +141,7 @@ METHOD = (
         optimizer="own",
     ),
     Method(
-        "feddistill_plus", "Yao 2021", "mean logits of each class teach",
+        "feddistill_plus", "Zhu 2021", "mean logits of each class teach",
         add=lambda settings: feddistill_plus(**settings), settings=_SETTINGS, group="feddistill",
     ),
 )

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_flat import errors
+from fedjax_flat import errors, parts
 from fedjax_flat.algorithms.addition import Addition, Beside, beside, with_term
 from fedjax_flat.algorithms.method import Method
 from fedjax_flat.client import Term, terms
@@ -61,7 +61,8 @@ def fedgkd(*, gamma: float = 0.2, models: int = 5, vote: bool = False) -> Additi
     errors.at_least("models", models, 1)
 
     def teach(client, anchor, data):
-        teachers = _teachers(anchor, data.brought.get(name), vote)
+        sent = _teachers(anchor, data.brought.get(name), vote)
+        teachers = [(parts.put(model, data.own), weight) for model, weight in sent]
 
         def loss(outputs, batch, taught):
             terms.check_classes(name, outputs, batch, mixed=True)

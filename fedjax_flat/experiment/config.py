@@ -97,7 +97,9 @@ SETTINGS: dict[str, Setting] = {
     ),
     "model.random.sigma": Setting(1000.0, "of their Gaussian kernel", above=0),
     "model.random.law": Setting("printed", "how sigma is meant", choices=LAWS),
-    "algorithm.name": Setting("fedavg", "with +swa or +wima, an averaged model beside it"),
+    "algorithm.name": Setting(
+        "fedavg", "or some that go together, feddyn+fedmlb; +swa, +wima: an averaged model too"
+    ),
     "algorithm.weighting": Setting("examples", "of clients in the mean", choices=WEIGHTINGS),
 
     "client.optimizer": Setting("sgd", "or any of optax"),
