@@ -211,11 +211,16 @@ class RunFolder:
         }
         write_atomically(path, json.dumps(environment, indent=2) + "\n")
 
+    @property
+    def saved_rounds(self) -> list[int]:
+        """Rounds with a checkpoint, oldest first."""
+        return sorted(int(p.name) for p in self.checkpoints.glob("*") if p.name.isdigit())
+
     def contents(self) -> str:
         """One line on what would be lost with this folder."""
-        rounds = sorted(int(p.name) for p in self.checkpoints.glob("*") if p.name.isdigit())
         files = sum(1 for p in self.path.rglob("*") if p.is_file())
-        state = f"a run up to round {rounds[-1]}" if rounds else "a run without a checkpoint"
+        saved = self.saved_rounds
+        state = f"a run up to round {saved[-1]}" if saved else "a run without a checkpoint"
         return f"{state} ({files} files)"
 
     def delete(self) -> None:
