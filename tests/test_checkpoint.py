@@ -130,5 +130,8 @@ def test_a_run_at_an_earlier_round(tmp_path):
     train(small_config(rounds=2), tmp_path / "b", progress=False)
     earlier = ff.load_run(tmp_path / "a", round=2)
     assert_same_bits(earlier.state, ff.load_run(tmp_path / "b").state)
+    last = earlier.at(3)
+    assert_same_bits(last[2:], ff.load_run(tmp_path / "a")[2:])
+    assert last.experiment is earlier.experiment
     with pytest.raises(ff.UsageError, match="no checkpoint of round 1; it has 2, 3"):
         ff.load_run(tmp_path / "a", round=1)

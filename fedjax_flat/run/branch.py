@@ -73,7 +73,12 @@ def begin(
         return
     old, new = source.config(), built.config
     source.check_imports(new)
-    with contextlib.closing(_checkpoints_of(source)) as checkpoints:
+    if not source.saved_rounds:
+        raise errors.UsageError(
+            f"{source.path} has no checkpoint yet: train it first, fedjax-flat train --run "
+            f"{source.path}."
+        )
+    with contextlib.closing(Checkpoints(source.checkpoints)) as checkpoints:
         done = checkpoints.rounds[-1] if asked is None else asked
         checkpoints.require(done)
         if done > new.rounds:
@@ -114,18 +119,6 @@ def _same_beginning(target: RunFolder, source: RunFolder, asked: int | None) -> 
     raise errors.UsageError(
         f"{target.path} already holds a run, which {began}. Leave --from out to go on with it, "
         "choose another folder with --run, or delete this run with --fresh."
-    )
-
-
-def _checkpoints_of(source: RunFolder) -> Checkpoints:
-    if source.checkpoints.is_dir():
-        found = Checkpoints(source.checkpoints)
-        if found.rounds:
-            return found
-        found.close()
-    raise errors.UsageError(
-        f"{source.path} has no checkpoint yet: train it first, fedjax-flat train --run "
-        f"{source.path}."
     )
 
 

@@ -13,7 +13,7 @@ from fedjax_flat.run.run_folder import RunFolder
 
 
 class TrainedRun(NamedTuple):
-    """The experiment of a run folder, its newest state and its models by name."""
+    """The experiment of a run folder, a state of it and its models by name."""
 
     folder: RunFolder
     experiment: experiment.Experiment
@@ -23,6 +23,11 @@ class TrainedRun(NamedTuple):
     def model(self, name: str = "global") -> Variables:
         """One model, `global` or an averaged one."""
         return errors.lookup(f"model of {self.folder.path}", name, self.models)
+
+    def at(self, round: int) -> "TrainedRun":
+        """The same run at another of its checkpoints; nothing is built or compiled again."""
+        state = _restored(self.folder, self.experiment, round)
+        return self._replace(state=state, models=self.experiment.models(state))
 
     def client_state(self, client: int) -> Any:
         """What the method keeps for one client."""
@@ -50,6 +55,13 @@ def load_run(
     folder.check_imports(config, warn=True)
     built = experiment.build(config, data_dir)
     folder.check_features(built.features)
+    state = _restored(folder, built, round)
+    return TrainedRun(folder, built, state, built.models(state))
+
+
+def _restored(
+    folder: RunFolder, built: experiment.Experiment, round: int | None
+) -> TrainState:
     restored = None
     if folder.checkpoints.is_dir():
         checkpoints = Checkpoints(folder.checkpoints)
@@ -57,6 +69,7 @@ def load_run(
         checkpoints.close()
     if restored is None:
         raise errors.UsageError(
-            f"{run} has no checkpoint yet: train it first, fedjax-flat train --run {run}."
+            f"{folder.path} has no checkpoint yet: train it first, fedjax-flat train --run "
+            f"{folder.path}."
         )
-    return TrainedRun(folder, built, restored[1], built.models(restored[1]))
+    return restored[1]

@@ -209,13 +209,13 @@ class RunFolder:
 
     def kept(self) -> str:
         """What there is to go on from."""
-        rounds = self._saved_rounds()
+        rounds = self.saved_rounds
         if not rounds:
             return "There is no checkpoint yet."
         return f"The checkpoint of round {rounds[-1]} and the metrics up to it are kept."
 
     def _space(self) -> str:
-        newest = [self.checkpoints / str(r) for r in self._saved_rounds()[-1:]]
+        newest = [self.checkpoints / str(r) for r in self.saved_rounds[-1:]]
         size = sum(p.stat().st_size for n in newest for p in n.rglob("*") if p.is_file())
         return f" (a checkpoint takes {max(size / 1e6, 0.1):.1f} MB)" if newest else ""
 
@@ -223,7 +223,7 @@ class RunFolder:
         if self.config_file.exists() or "config" in mark.read(self.path):
             return False
         if mark.is_marked(self.path):  # stopped before its settings were written, or they are lost
-            return self.origin_file.exists() or not self._saved_rounds()
+            return self.origin_file.exists() or not self.saved_rounds
         found = mark.ours(self.path)
         if found:
             raise errors.UsageError(
@@ -309,20 +309,14 @@ class RunFolder:
                 "--allow-other-kernels goes on all the same."
             )
 
-    def _saved_rounds(self) -> list[int]:
-        if not self.checkpoints.is_dir():
-            return []
-        return sorted(int(p.name) for p in self.checkpoints.iterdir() if p.name.isdigit())
-
-    def can_be_deleted(self) -> bool:
-        """Whether there is a run; refuses a folder that holds anything else."""
-        with self.explained():
-            return mark.check(self.path)
+    def saved_rounds(self) -> list[int]:
+        """Rounds with a checkpoint, oldest first."""
+        return sorted(int(p.name) for p in self.checkpoints.glob("*") if p.name.isdigit())
 
     def contents(self) -> str:
         """One line on what would be lost with this run."""
         ours = [q for p in mark.ours(self.path) for q in (p, *p.rglob("*")) if q.is_file()]
-        rounds = self._saved_rounds()
+        rounds = self.saved_rounds
         state = f"a run up to round {rounds[-1]}" if rounds else "a run without a checkpoint"
         return f"{state} ({len(ours)} files)"
 
