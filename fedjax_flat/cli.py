@@ -67,8 +67,8 @@ def _call(args: argparse.Namespace, rest: list[str]) -> int:
             _say(f"cannot write{where}: {said}. What was finished before is kept. Free some space "
                  "or make the folder writable; then the same command goes on.")
             return EXIT_USAGE
-        first = (str(e).splitlines() or [""])[0][:200]
-        _say(f"{type(e).__name__}: {first} This is a mistake of the program; the traceback is in "
+        first = (str(e).splitlines() or [""])[0][:200].rstrip(".")
+        _say(f"{type(e).__name__}: {first}. This is a mistake of the program; the traceback is in "
              f"{_keep_traceback(args)}.")
         return EXIT_BUG
 

@@ -102,6 +102,7 @@ def lanczos(
     """The `top` largest eigenvalues; stops early once all have residual <= tolerance |lambda|."""
     _check_top(top, operator.size)
     depth = min(operator.size, depth or max(4 * top, top + 20))
+    errors.at_least("depth", depth, top)
     basis, alphas, betas = _krylov(
         operator, key, depth, basis_in=basis_in, progress=progress, stop=_Stop(top, tolerance),
         start=start, after_step=after_step,
@@ -134,6 +135,7 @@ def power_iteration(
     relative change was below `tolerance`, as in the papers; its residual tells how far it is.
     """
     _check_top(top, operator.size)
+    errors.at_least("iterations", iterations, 1)
     values = jnp.zeros(top, operator.dtype)
     vectors = jnp.zeros((top, operator.size), operator.dtype)
     residuals, converged, products = np.zeros(top), np.zeros(top, bool), 0

@@ -30,7 +30,7 @@ from fedjax_flat.engine.round import (
 )
 from fedjax_flat.engine.round import models as models_of
 from fedjax_flat.experiment import config as config_lib
-from fedjax_flat.experiment import method
+from fedjax_flat.experiment import method, sizes
 from fedjax_flat.models import Variables
 from fedjax_flat.tasks import Sums, Task
 
@@ -126,6 +126,7 @@ def build(
         partition.num_clients, config.cohort.size
     )
     task = build_task(config, dataset)
+    sizes.check(config, task, dataset)
     algorithm = method.build_algorithm(config, task)
     averages = method.build_averages(config)
     strategy = "map" if config.debug else config.cohort.strategy  # one client's values at a time
