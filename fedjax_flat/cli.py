@@ -57,20 +57,31 @@ def _call(args: argparse.Namespace, rest: list[str]) -> int:
     except errors.UsageError as e:
         _say(str(e))
         return EXIT_USAGE
-    except MemoryError as e:
-        _say(f"there is not enough memory ({e}). Ask for less: fewer points, probes or examples.")
-        return EXIT_USAGE
     except Exception as e:  # the last resort
-        said = disk.refusal(e)
+        said = _of_the_machine(e)
         if said:
-            where = f" {e.filename}" if isinstance(e, OSError) and e.filename else ""
-            _say(f"cannot write{where}: {said}. What was finished before is kept. Free some space "
-                 "or make the folder writable; then the same command goes on.")
+            _say(said)
             return EXIT_USAGE
-        first = (str(e).splitlines() or [""])[0][:200]
-        _say(f"{type(e).__name__}: {first} This is a mistake of the program; the traceback is in "
-             f"{_keep_traceback(args)}.")
+        _say(f"{type(e).__name__}: {_first_line(e)}. This is a mistake of the program; the "
+             f"traceback is in {_keep_traceback(args)}.")
         return EXIT_BUG
+
+
+def _of_the_machine(error: Exception) -> str | None:
+    """What to say of a disk or a memory that does not suffice."""
+    said = disk.refusal(error)
+    if said:
+        where = f" {error.filename}" if isinstance(error, OSError) and error.filename else ""
+        return (f"cannot write{where}: {said}. What was finished before is kept. Free some space "
+                "or make the folder writable; then the same command goes on.")
+    if isinstance(error, MemoryError) or "Out of memory" in str(error):
+        return (f"there is not enough memory ({_first_line(error)}). Ask for less: fewer points, "
+                "probes or examples, a smaller batch.")
+    return None
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [""])[0][:200].rstrip(".")
 
 
 def _keep_traceback(args: argparse.Namespace) -> pathlib.Path:

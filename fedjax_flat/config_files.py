@@ -2,6 +2,7 @@
 
 import pathlib
 import runpy
+import traceback
 
 from fedjax_flat import errors
 
@@ -42,21 +43,29 @@ def _first_config(path: str | None, folder):
 
 def _run_config_file(path: str):
     """`get_config()` of FILE, or `get_config("OPTIONS")` of FILE:OPTIONS."""
+    import ml_collections
+
     file, *options = path.split(":", 1)
     if not pathlib.Path(file).is_file():
         raise errors.UsageError(f"no config file {file}.")
     try:
         get_config = runpy.run_path(file).get("get_config")
-        if get_config is None:
+        if not callable(get_config):
             raise errors.UsageError(f"config file {file} defines no get_config().")
         config = get_config(*options)
-    except (errors.UsageError, AttributeError, KeyError):
-        raise  # said by whoever knows the settings
+    except errors.UsageError:
+        raise
+    except SystemExit as e:
+        raise errors.UsageError(f"config file {file} ends the program (exit {e.code}).") from e
     except SyntaxError as e:
         raise errors.UsageError(f"config file {file}, line {e.lineno}: {e.msg}.") from e
     except Exception as e:  # whatever a user's file does
-        raise errors.UsageError(f"config file {file}: {type(e).__name__}: {e}") from e
-    if not hasattr(config, "algorithm"):
+        line = next((f.lineno for f in reversed(traceback.extract_tb(e.__traceback__))
+                     if f.filename == file), "?")
+        raise errors.UsageError(
+            f"config file {file}, line {line}: {type(e).__name__}: {_one_line(e)}"
+        ) from e
+    if not isinstance(config, ml_collections.ConfigDict) or not hasattr(config, "algorithm"):
         raise errors.UsageError(
             f"get_config() of {file} returns {type(config).__name__}: expected the config of "
             "fedjax_flat.default_config(), changed."
@@ -73,7 +82,12 @@ def _unknown_setting(overrides: list[str], error: Exception) -> str:
         name = argument.removeprefix("--config.").split("=")[0]
         if argument.startswith("--config.") and name not in settings:
             return config_lib.unknown(name)
-    return str(error).strip("'\"").replace("\\n", " ")
+    return _one_line(error)
+
+
+def _one_line(error: Exception) -> str:
+    text = error.args[0] if isinstance(error, KeyError) and error.args else error
+    return " ".join(str(text).split())
 
 
 def refuse_unknown(arguments: list[str]) -> None:

@@ -82,12 +82,13 @@ def read_npz(path: str | os.PathLike) -> dict[str, Any]:
     """The arrays of an .npz file; a ValueError if it is damaged or has more than plain arrays."""
     import numpy as np  # the command line, which is quick, needs the rest of this module only
 
-    try:
-        with open(path, "rb") as file, np.load(file, allow_pickle=False) as content:
-            return {name: content[name] for name in content.files}
-    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, LookupError, AttributeError,
-            TypeError, MemoryError) as e:  # all seen of files with a wrong byte
-        raise ValueError(f"{type(e).__name__}: {e}") from e
+    with open(path, "rb") as file:
+        try:
+            with np.load(file, allow_pickle=False) as content:
+                return {name: content[name] for name in content.files}
+        except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, LookupError, OSError,
+                AttributeError, TypeError, MemoryError) as e:  # as seen of files with a wrong byte
+            raise ValueError(f"{type(e).__name__}: {e}") from e
 
 
 def set_aside(path: pathlib.Path, why: str) -> None:

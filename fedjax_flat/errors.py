@@ -55,7 +55,8 @@ def seed(name: str, value: int) -> None:
 
 
 def positive(name: str, value: float) -> None:
-    """Refuses a number that is not above 0."""
+    """Refuses a number that is not above 0, or not finite."""
+    finite(name, value)
     if not value > 0:
         raise UsageError(f"{name} = {value}: expected more than 0.")
 

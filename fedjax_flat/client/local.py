@@ -83,6 +83,9 @@ def local_training(
     arguments `grad_fn` (the gradient of this batch, same examples and key, elsewhere), `anchor` and
     `round`. Of a group, each client goes on with the model of the one before it.
     """
+    for name, count in (("batch_size", batch_size), ("epochs", epochs), ("steps", steps)):
+        if count is not None:
+            errors.at_least(name, count, 1)
     own_sharpness = sharpness
 
     def train(

@@ -27,6 +27,7 @@ def sgd(
     clip: float = 0.0,
 ) -> optax.GradientTransformationExtraArgs:
     """SGD; `clip` is the largest gradient norm, 0 for any; the rate may depend on the round."""
+    errors.below_one("momentum", momentum)
     if nesterov and not momentum:
         raise errors.UsageError("nesterov = True needs a momentum; it is 0.")
     core = optax.trace(momentum, nesterov) if momentum else None
@@ -50,6 +51,10 @@ def named(
 
 
 def _chain(core, learning_rate, weight_decay, clip) -> optax.GradientTransformationExtraArgs:
+    rate = 0 if callable(learning_rate) else learning_rate
+    for name, value in (("learning rate", rate), ("weight_decay", weight_decay), ("clip", clip)):
+        if isinstance(value, int | float):  # not one that is traced
+            errors.at_least(name, value, 0)
     parts: list[optax.GradientTransformation] = []
     if clip:
         parts.append(optax.clip_by_global_norm(clip))

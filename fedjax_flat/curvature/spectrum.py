@@ -114,6 +114,7 @@ def lanczos(
     if vectors is not None and not 0 <= vectors <= top:
         raise errors.UsageError(f"vectors = {vectors} of {top} eigenvalues: expected 0 to {top}.")
     depth = min(operator.size, depth or max(4 * top, top + 20))
+    errors.at_least("depth", depth, top)
     basis, alphas, betas = _krylov(
         operator, key, depth, basis_in=basis_in, progress=progress, stop=_Stop(top, tolerance),
         start=start, after_step=after_step,
@@ -146,6 +147,7 @@ def power_iteration(
     relative change was below `tolerance`, as in the papers; its residual tells how far it is.
     """
     _check_top(top, operator.size)
+    errors.at_least("iterations", iterations, 1)
     values = jnp.zeros(top, operator.dtype)
     vectors = jnp.zeros((top, operator.size), operator.dtype)
     residuals, converged, products = np.zeros(top), np.zeros(top, bool), 0

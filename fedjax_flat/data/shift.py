@@ -213,7 +213,9 @@ def none(dataset: Dataset, clients: int) -> None:
     del dataset, clients
 
 
-_SEED = Setting(0, "apart from the training seed, so that seeds share their data", at_least=0)
+_SEED = Setting(
+    0, "apart from the training seed, so that seeds share their data", at_least=0, below=2**32
+)
 # make(dataset, number of clients, **settings) -> Shift
 SHIFTS: Registry[Entry] = Registry("data.shift")
 SHIFTS.add("none", entry(none))

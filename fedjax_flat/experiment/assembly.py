@@ -30,7 +30,7 @@ from fedjax_flat.engine.round import (
 )
 from fedjax_flat.engine.round import models as models_of
 from fedjax_flat.experiment import config as config_lib
-from fedjax_flat.experiment import features, method, usage
+from fedjax_flat.experiment import features, method, sizes, usage
 from fedjax_flat.models import Variables
 from fedjax_flat.tasks import Sums, Task
 
@@ -130,6 +130,7 @@ def build(
         partition.num_clients, config.cohort.size
     )
     task = build_task(config, dataset)
+    sizes.check(config, task, dataset)
     one = data_lib.whole(jax.tree.map(lambda x: x[:1], dataset.train))
     algorithm = method.build_algorithm(config, task, one)
     averages = method.build_averages(config)

@@ -41,7 +41,9 @@ _SHARE: dict[str, Any] = {"at_least": 0, "below": 1}
 SETTINGS: dict[str, Setting] = {
     "seed": Setting(0, at_least=0, below=2**32),
     "rounds": Setting(100, at_least=1),
-    "rounds_per_dispatch": Setting(50, "at most; fewer when rounds are long", at_least=1),
+    "rounds_per_dispatch": Setting(
+        50, "at most; fewer when rounds are long", at_least=1, at_most=10**6
+    ),
     "debug": Setting(False, "without jit, naming client, step and tensor of the first NaN"),
     "tensorboard": Setting(False, "metrics as TensorBoard events too"),
     "imports": Setting((), "files that register what this config names; see --import"),

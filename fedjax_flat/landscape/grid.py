@@ -47,7 +47,6 @@ def symmetric(radius: float, points: int) -> np.ndarray:
             f"a grid of {points} points has no centre: expected an odd number, 3 or more."
         )
     errors.positive("radius", radius)
-    errors.finite("radius", radius)
     half = np.linspace(0, radius, points // 2 + 1)
     return np.concatenate([-half[:0:-1], half])
 

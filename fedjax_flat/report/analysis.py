@@ -235,6 +235,7 @@ def plane(
     """The plane through the models of three runs, further ones projected onto it."""
     if len(runs) < 3:
         raise errors.UsageError(f"a plane goes through three models; {len(runs)} given.")
+    landscape.check_points(points)
     trained = [load_run(run, data_dir) for run in runs]
     made = landscape.plane(*(t.model(model).params for t in trained))
     loss = loss_of(trained[0], split, examples, stats=shared_stats(trained, model))
@@ -264,6 +265,7 @@ def line(
     """(barrier, figures) between the models of two runs."""
     if len(runs) != 2:
         raise errors.UsageError(f"a line joins two models; {len(runs)} given.")
+    landscape.check_points(points)
     trained = [load_run(run, data_dir) for run in runs]
     loss = loss_of(trained[0], split, examples, stats=shared_stats(trained, model))
     found = landscape.line(

@@ -25,6 +25,8 @@ def compare(
 ) -> str:
     """A table of run folders on a split; the curves too, if `figure` names a file."""
     errors.below_one("--smooth", smooth)
+    if target is not None:
+        errors.finite("--target", target)
     records = {run: _read(run, split) for run in runs}
     window = {run: RunFolder(run).config().eval.window for run in runs}
     first = runs[0]
@@ -32,6 +34,11 @@ def compare(
     if target is None:
         target, _, _ = metrics.window_mean(records[first], window[first], split=split, model=model)
     whole = metrics.bytes_until(records[first])
+    if not whole:
+        raise errors.UsageError(
+            f"{first} has no trained round yet, of which the communication would be counted: train "
+            "it, or put another run first."
+        )
     rows = []
     for run, found in records.items():
         models = dict.fromkeys(r["model"] for r in found if r["split"] == split)
@@ -54,7 +61,7 @@ def compare(
     score = metrics.score_name(records[first])
     header = ["run", "model", f"{split} {score} (%)", to_target, "sent by then"]
     text = tables.table(header, rows, left=(0, 1))
-    if figure:
+    if figure is not None:
         curves = {pictures.label(run): [found] for run, found in records.items()}
         text += "\n" + tables.named("figure", figures.score_curves(curves, figure, split=split))
     return text

@@ -104,10 +104,11 @@ def draw_score(axes, runs: Runs, split: str) -> None:
 
 
 def _mean_curve(seeds: Sequence[list[dict]], **selection):
-    """(rounds, mean, deviation) over runs of the same length."""
-    curves = [metrics.curve(records, **selection) for records in seeds]
-    values = np.array([values for _, values in curves])
-    return curves[0][0], values.mean(axis=0), values.std(axis=0)
+    """(rounds, mean, deviation) over runs, of the rounds that all of them have."""
+    curves = [dict(zip(*metrics.curve(records, **selection), strict=True)) for records in seeds]
+    rounds = [t for t in curves[0] if all(t in other for other in curves)]
+    values = np.array([[curve[t] for t in rounds] for curve in curves])
+    return np.array(rounds), values.mean(axis=0), values.std(axis=0)
 
 
 def _smooth(values: np.ndarray, width: int = 9) -> np.ndarray:

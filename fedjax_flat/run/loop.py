@@ -117,6 +117,7 @@ class _Files:
         self.folder = RunFolder(run)
         if not self.primary:
             return
+        self.folder.check_path()
         with contextlib.ExitStack() as stack:
             fresh = fresh and self.folder.can_be_deleted()
             stack.enter_context(self.folder.in_use())

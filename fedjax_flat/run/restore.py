@@ -51,6 +51,7 @@ def load_run(
 ) -> TrainedRun:
     """Builds the experiment of a run folder and restores a checkpoint: the newest, or `round`'s."""
     folder = RunFolder(run)
+    folder.check_path()
     config = folder.config()
     folder.check_imports(config, warn=True)
     built = experiment.build(config, data_dir)

@@ -61,6 +61,16 @@ class RunFolder:
         self.figures = self.path / "figures"
         self.imports = self.path / "imports"
 
+    def check_path(self) -> None:
+        """Refuses a path at which orbax and tensorstore would not find what they wrote."""
+        whole = os.path.abspath(self.path)
+        wrong = next((c for c in whole if c in "*?[\\" or "\ud800" <= c <= "\udfff"), None)
+        if wrong:
+            raise errors.UsageError(
+                f"run folder {whole}: {wrong!a} in its path; checkpoints there cannot be read "
+                "back. Choose another name."
+            )
+
     def config(self) -> ml_collections.ConfigDict:
         """The settings of the run that is here; imports the files that they need."""
         copy = mark.read(self.path).get("config")
@@ -309,9 +319,15 @@ class RunFolder:
                 "--allow-other-kernels goes on all the same."
             )
 
+    @property
     def saved_rounds(self) -> list[int]:
         """Rounds with a checkpoint, oldest first."""
         return sorted(int(p.name) for p in self.checkpoints.glob("*") if p.name.isdigit())
+
+    def can_be_deleted(self) -> bool:
+        """Whether there is a run; refuses a folder that holds anything else."""
+        with self.explained():
+            return mark.check(self.path)
 
     def contents(self) -> str:
         """One line on what would be lost with this run."""
@@ -329,21 +345,14 @@ class RunFolder:
 
 
 def _check_name(path: str) -> None:
-    """Refuses a folder in which orbax and tensorstore would not find what they wrote."""
-    if not path:
+    """Refuses what cannot be a folder."""
+    if not path or "\0" in path:
         raise errors.UsageError(
-            "a run folder without a name: expected a path, e.g. runs/a (. is the current folder)."
+            f"run folder {path!r}: expected a path, e.g. runs/a (. is the current folder)."
         )
-    longest = max(os.path.abspath(path).split("/"), key=len)
+    longest = max(path.split("/"), key=len)
     if len(os.fsencode(longest)) > 255:
         raise errors.UsageError(
             f"run folder {longest[:20]}...: a name of {len(longest)} letters is too long. Choose "
             "one of at most 255."
-        )
-    wrong = next((c for c in os.path.abspath(path) if c in "*?[\\\0" or "\ud800" <= c <= "\udfff"),
-                 None)
-    if wrong:
-        raise errors.UsageError(
-            f"run folder {os.path.abspath(path)}: {wrong!a} in its path; checkpoints there "
-            "could not be read back. Choose another name."
         )

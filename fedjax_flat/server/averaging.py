@@ -24,9 +24,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedjax_flat import errors
+from fedjax_flat import errors, memory
 from fedjax_flat.client.optimizer import Schedule
 from fedjax_flat.models import CLASSIFIER, Variables
+from fedjax_flat.settings import COUNTABLE
 
 
 class Average(NamedTuple):
@@ -68,7 +69,7 @@ def swa(start: int, cycle: int, *, capture: str = "lowest") -> Average:
         )
         return SWAState(mean, n + now.astype(jnp.float32))
 
-    first = next(t for t in range(1, start + 2 * cycle + 2) if captures(t, start, cycle))
+    first = -(-start // cycle) * cycle if capture == "lowest" else start + 1 + cycle
     return Average(first, init, update, lambda state, params: state.mean)
 
 
@@ -99,10 +100,10 @@ def swa_cycle(start: int, cycle: int, ratio: float, *, capture: str = "lowest") 
 
 
 def _check_cycle(start: int, cycle: int) -> None:
-    if start < 1 or cycle < 1:
+    if start < 1 or cycle < 1 or start + cycle >= COUNTABLE:
         raise errors.UsageError(
-            f"SWA with start = {start}, cycle = {cycle}: expected round 1 or later and a cycle of "
-            "1 round or more."
+            f"SWA with start = {start}, cycle = {cycle}: expected round 1 or later, a cycle of 1 "
+            f"round or more, and both together below {COUNTABLE}."
         )
 
 
@@ -119,6 +120,10 @@ def wima(window: int, *, parameters: str = "all") -> Average:
     host, device = jax.memory.Space.Host, jax.memory.Space.Device
 
     def init(trained):
+        memory.place(
+            "window", "host", window * memory.size_of(chosen(trained)), memory.free(),
+            what=f"WIMA's window of {window} models", advice="Lower server.wima.window."
+        )
         # From NumPy: nothing of this size is ever on the device.
         rows = lambda w: jax.device_put(np.zeros((window, *w.shape), w.dtype), host)
         return WIMAState(jax.tree.map(rows, chosen(trained)), jnp.zeros((), jnp.int32))

@@ -34,6 +34,8 @@ class AdaptiveState(NamedTuple):
 
 def sgd(learning_rate: float, momentum: float = 0.0) -> optax.GradientTransformation:
     """v <- momentum v + Delta, w <- w - rate v."""
+    if not callable(learning_rate):
+        errors.at_least("server learning rate", learning_rate, 0)
     errors.below_one("server momentum", momentum)
     return optax.sgd(learning_rate, momentum=momentum or None)
 
@@ -64,6 +66,7 @@ def adaptive(
         epsilon,
         {"outside": lambda v: jnp.sqrt(v) + tau, "inside": lambda v: jnp.sqrt(v + tau)},
     )
+    errors.at_least("server learning rate", learning_rate, 0)
     errors.below_one("beta1", beta1)
     errors.below_one("beta2", beta2)
     errors.positive("tau", tau)

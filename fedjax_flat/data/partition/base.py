@@ -18,7 +18,9 @@ from fedjax_flat.settings import Setting
 # make(dataset, data_dir, **settings) -> Partition
 PARTITIONS: Registry[Entry] = Registry("partition")
 CLIENTS = Setting(20, "how many", at_least=1)
-SEED = Setting(0, "apart from the training seed, so that seeds share their clients", at_least=0)
+SEED = Setting(
+    0, "apart from the training seed, so that seeds share their clients", at_least=0, below=2**32
+)
 
 
 @dataclasses.dataclass(frozen=True)

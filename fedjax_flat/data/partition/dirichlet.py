@@ -59,10 +59,11 @@ def dirichlet(
     size_alpha: float = 0.0,
 ) -> Partition:
     """Label skew of strength `alpha` as in Hsu et al.; see the module's docstring."""
-    if alpha < 0:
+    if not 0 <= alpha < np.inf:
         raise errors.UsageError(
-            f"alpha = {alpha}: a Dirichlet concentration cannot be negative. Use 0 for one class "
-            "per client, large values (100, 1000) for nearly identical clients."
+            f"alpha = {alpha}: a Dirichlet concentration cannot be negative or infinite. Use 0 for "
+            "one class per client, large values (100, 1000) for nearly identical clients, and "
+            "partition iid for identical ones."
         )
     rule = errors.lookup("counts", counts, {"drawn": _drawn, "rounded": _rounded})
     rng = np.random.default_rng(seed)

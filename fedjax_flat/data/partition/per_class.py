@@ -49,10 +49,10 @@ def per_class(
 ) -> Partition:
     """Dir(alpha) over the clients for every class; see the module's docstring."""
     labels = class_labels(labels)
-    if not alpha > 0:
+    if not 0 < alpha < np.inf:
         raise errors.UsageError(
-            f"alpha = {alpha}: expected more than 0. One class per client is partition dirichlet "
-            "with alpha = 0."
+            f"alpha = {alpha}: expected a number above 0. One class per client is partition "
+            "dirichlet with alpha = 0."
         )
     errors.at_least("draws", draws, 1)
     _check_sizes(len(labels), num_clients, min_size)

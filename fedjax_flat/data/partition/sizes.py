@@ -34,9 +34,15 @@ def client_sizes(
             "one of them."
         )
     weights = np.ones(num_clients)
-    if size_sigma:
-        weights = np.exp(size_sigma * rng.standard_normal(num_clients))
-    elif size_alpha:
-        weights = rng.dirichlet(np.full(num_clients, size_alpha))
+    with np.errstate(over="ignore", invalid="ignore"):
+        if size_sigma:
+            weights = np.exp(size_sigma * rng.standard_normal(num_clients))
+        elif size_alpha:
+            weights = rng.dirichlet(np.full(num_clients, size_alpha))
+    if not 0 < weights.sum() < np.inf:
+        raise errors.UsageError(
+            f"size_sigma = {size_sigma}, size_alpha = {size_alpha}: sizes that differ beyond all "
+            "numbers. Expected a size_sigma of a few units, or a size_alpha not that near to 0."
+        )
     ends = np.round(np.cumsum(weights) / weights.sum() * num_examples).astype(int)
     return np.diff(ends, prepend=0)

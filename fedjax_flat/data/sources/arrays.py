@@ -96,12 +96,17 @@ def _dataset(name: str, where: str, found: Mapping[str, Any]) -> Dataset:
     splits = [(arrays[p + "inputs"], _labels(arrays[p + "labels"]))
               for p in ("", "test_") if p + "inputs" in arrays]
     numbers = {key: arrays[key] for key in _NUMBERS if key in arrays}
-    for key in ("mean", "std"):
-        if key in numbers:
-            numbers[key] = tuple(np.atleast_1d(numbers[key]).tolist())
-    for key, kind in (("num_classes", int), ("max_value", float)):
-        if key in numbers:
-            numbers[key] = kind(numbers[key])
+    for key in numbers:
+        value, several = np.asarray(numbers[key]), key in ("mean", "std")
+        if value.dtype.kind not in "fiu" or value.ndim > several:
+            raise errors.UsageError(
+                f"{name}: {key} is {value.dtype} of shape {value.shape}; expected "
+                + ("one number per channel." if several else "a number.")
+            )
+        if several:
+            numbers[key] = tuple(np.atleast_1d(value).tolist())
+        else:
+            numbers[key] = int(value) if key == "num_classes" else float(value)
     dataset = from_arrays(*splits[0], test=splits[1] if len(splits) > 1 else None, name=name,
                           **numbers)
     if "owners" not in arrays:

@@ -115,6 +115,12 @@ def from_arrays(
     for examples in (train, tested):
         if count_of(examples) == 0:
             raise errors.UsageError(f"data set {name!r} has no examples.")
+        wrong = [x.dtype for x in jax.tree.leaves(examples) if x.dtype.kind not in "fiub"]
+        if wrong:
+            raise errors.UsageError(
+                f"data set {name!r} has examples of type {wrong[0]}: expected numbers. Encode text "
+                "and categories first."
+            )
     leaves = jax.tree.leaves((train.labels, tested.labels))
     classes = all(x.dtype.kind in "iub" for x in leaves)
     if len(mean) != len(std):
