@@ -268,7 +268,7 @@ def test_strategies_and_rest(case):
 
 @pytest.mark.parametrize(
     "name",
-    ["fedntd", slow("fedcm"), slow("fedprox"), slow("fedadam"), slow("fedsam"), slow("mime"),
+    [slow("fedntd"), slow("fedcm"), slow("fedprox"), slow("fedadam"), slow("fedsam"), slow("mime"),
      slow("fedacg"), slow("fedgh"), slow("fedsgd")],
 )
 def test_any_method_whose_messages_are_models(name):

@@ -17,6 +17,9 @@ from fedjax_flat.algorithms.base import (
 from fedjax_flat.algorithms.compressed import compressed
 from fedjax_flat.algorithms.method import METHODS, Method, Parts, add_methods
 from fedjax_flat.algorithms.personal import personal
+from fedjax_flat.algorithms.private import private
+from fedjax_flat.algorithms.robust import foolsgold, robust
+from fedjax_flat.algorithms.secure import secure
 from fedjax_flat.algorithms.submodels import submodels
 
 for _found in pkgutil.iter_modules(__path__):
@@ -27,6 +30,6 @@ for _found in pkgutil.iter_modules(__path__):
 
 __all__ = [
     "METHODS", "Addition", "Algorithm", "Beside", "Exchange", "Method", "Parts", "Reply", "Uploads",
-    "add_methods", "added", "beside", "combine", "compressed", "difference", "personal", "replies",
-    "submodels", "with_term", "zeros",
+    "add_methods", "added", "beside", "combine", "compressed", "difference", "foolsgold",
+    "personal", "private", "replies", "robust", "secure", "submodels", "with_term", "zeros",
 ]

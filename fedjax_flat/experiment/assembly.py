@@ -141,6 +141,9 @@ def build(
             "cohort: %s runs all %d tiers of sub-models for every client; with cohort.strategy=map "
             "each runs its own only", over.name, len(config.submodel.tiers),
         )
+    cohort_of = cohorts(sample, over)
+    algorithm = method.protect(config, algorithm, cohort_of, int(shares.train.sizes.max()))
+    method.account(config, partition.num_clients)
     batches = over if over.mesh else cohort.cohort_map("map")
     shift = build_shift(config, dataset, partition)
     data = place_data(config.data.placement, dataset.train, shares.train, over, shift)
@@ -171,7 +174,7 @@ def build(
         averages=averages,
         client_state_in=place_client_state(config, task, algorithm, partition.num_clients),
         over=over,
-        cohort_of=jax.jit(cohorts(sample, over)),
+        cohort_of=jax.jit(cohort_of),
         step=round_step(algorithm, sample, over, averages, task=task, cosine=cosine),
         evaluate=in_blocks(
             jax.jit(evaluator(task, config.eval.batch_size, batches)), 20 * config.eval.batch_size

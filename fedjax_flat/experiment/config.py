@@ -19,6 +19,8 @@ from ml_collections import config_dict
 from fedjax_flat import errors
 from fedjax_flat.algorithms import METHODS
 from fedjax_flat.algorithms.base import WEIGHTINGS
+from fedjax_flat.algorithms.private import BOUNDS
+from fedjax_flat.algorithms.robust import AGGREGATES, FEATURES, SHARES
 from fedjax_flat.algorithms.submodels import ASSIGNMENTS, CHOICES
 from fedjax_flat.data import PARTITIONS, SHIFTS, SOURCES
 from fedjax_flat.experiment import usage
@@ -148,6 +150,22 @@ SETTINGS: dict[str, Setting] = {
     "server.swa.averaging": Setting(True, "False cycles the rate and averages nothing"),
     "server.wima.window": Setting(100, "models averaged", at_least=1),
     "server.wima.parameters": Setting("all", choices=("all", "classifier", "features")),
+
+    "server.aggregate": Setting("mean", "of the uploads", choices=AGGREGATES),
+    "server.trim": Setting(1, "of trimmed_mean: clients left out at each end", at_least=0),
+    "server.foolsgold.kappa": Setting(1.0, "how soon clients are alike", above=0),
+    "server.foolsgold.features": Setting("all", "what is compared", choices=FEATURES),
+    "server.foolsgold.share": Setting("examples", "how weights are used", choices=SHARES),
+
+    "privacy.bound": Setting("none", "of a client's upload, then noise", choices=BOUNDS),
+    "privacy.clip": Setting(1.0, "the fixed bound: largest norm of an upload", above=0),
+    "privacy.noise": Setting(1.0, "deviation of the noise over the bound", at_least=0),
+    "privacy.delta": Setting(0.0, "for which epsilon is computed; 0 is not", **_SHARE),
+    "secure.sum": Setting(False, "uploads under masks: the server sees their sum"),
+    "secure.fraction_bits": Setting(16, "of fixed point, of 32 bits", at_least=0, at_most=30),
+    "secure.bound": Setting(1.0, "largest change of a parameter", above=0),
+    "secure.threshold": Setting(1, "fewest uploads that can be opened", at_least=1),
+    "secure.dropout": Setting(0.0, "chance that an upload is lost", **_SHARE),
 
     "wire.up": Setting("none", "codec of what clients send"),
     "wire.down": Setting("none", "codec of what clients receive"),

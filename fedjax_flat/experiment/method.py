@@ -1,20 +1,36 @@
 """The method of a config: what clients do, what the server does, what travels."""
 
 import functools
+import logging
 import math
 
+import jax
 import jax.numpy as jnp
 import ml_collections
 
 from fedjax_flat import errors, parts, server
-from fedjax_flat.algorithms import Algorithm, Parts, added, compressed, personal, submodels
+from fedjax_flat.algorithms import (
+    Algorithm,
+    Parts,
+    added,
+    compressed,
+    foolsgold,
+    personal,
+    private,
+    robust,
+    secure,
+    submodels,
+)
+from fedjax_flat.algorithms.private import epsilon
 from fedjax_flat.client import asam, local_training, sam, sgd, warm_up
 from fedjax_flat.client.optimizer import named
 from fedjax_flat.data import ClientData
-from fedjax_flat.engine.round import Averages
+from fedjax_flat.engine.round import Averages, CohortOf
 from fedjax_flat.experiment import usage
 from fedjax_flat.tasks import Task
 from fedjax_flat.wire import Codec, feedback
+
+logger = logging.getLogger("fedjax_flat")
 
 
 def build_algorithm(
@@ -63,6 +79,40 @@ def build_codecs(config: ml_collections.ConfigDict) -> tuple[Codec | None, Codec
         up = up and feedback(up)
         down = down and feedback(down)
     return up, down
+
+
+def protect(
+    config: ml_collections.ConfigDict, algorithm: Algorithm, cohort_of: CohortOf, largest: int
+) -> Algorithm:
+    """`algorithm` with what `config` wants done to uploads, by clients and server.
+
+    `cohort_of(key, round)` is who takes part, `largest` the most examples that one of them has.
+    """
+    rule, privacy = config.server.aggregate, config.privacy
+    if rule == "foolsgold":
+        return foolsgold(algorithm, **config.server.foolsgold)
+    if rule != "mean":
+        return robust(algorithm, trim=config.server.trim if rule == "trimmed_mean" else None)
+    if privacy.bound != "none":
+        algorithm = private(
+            algorithm,
+            clip=privacy.clip if privacy.bound == "fixed" else None,
+            noise=privacy.noise,
+            seed=config.seed,
+            expected=config.cohort.size if config.cohort.sampling == "bernoulli" else None,
+        )
+    if not config.secure.sum:
+        return algorithm
+
+    def members(round):
+        clients, mask = cohort_of(jax.random.key(config.seed), round)
+        return clients if mask is None else jnp.where(mask, clients, -1)
+
+    alike = privacy.bound != "none" or config.algorithm.weighting == "uniform"
+    options = {name: value for name, value in config.secure.items() if name != "sum"}
+    return secure(
+        algorithm, members, largest=1 if alike else largest, seed=config.seed, **options
+    )
 
 
 def build_client_optimizer(config: ml_collections.ConfigDict):
@@ -131,3 +181,19 @@ def build_server_optimizer(config: ml_collections.ConfigDict):
     if kind in server.ADAPTIVE:
         return server.adaptive(kind, **config.server.adaptive)
     return server.sgd(config.server.learning_rate, usage.server_momentum(config))
+
+
+def account(config: ml_collections.ConfigDict, clients: int) -> None:
+    """Says how private all rounds together are, if `privacy.delta` asks for it."""
+    privacy = config.privacy
+    if privacy.bound == "none" or not privacy.delta:
+        return
+    spent = epsilon(
+        noise=privacy.noise, clients=clients, cohort=config.cohort.size, rounds=config.rounds,
+        delta=privacy.delta, sampling=config.cohort.sampling,
+    )
+    logger.info(
+        "privacy: epsilon = %.3g at delta = %g after %d rounds, for one client %s", spent,
+        privacy.delta, config.rounds,
+        "more or less" if config.cohort.sampling == "bernoulli" else "in place of another",
+    )

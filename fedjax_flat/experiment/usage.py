@@ -124,6 +124,11 @@ def _sgd_on_server(c: Config) -> bool:
     return server_optimizer_of(c) == "sgd"
 
 
+def _by_weight(c: Config) -> bool:
+    by_examples = c.server.aggregate == "foolsgold" and c.server.foolsgold.share == "examples"
+    return c.server.aggregate == "mean" or by_examples
+
+
 # name or section: (whether it has an effect, why not); all that fit a setting must hold
 _RULES: list[tuple[tuple[str, ...], Callable[[Config], bool], str]] = [
     (("client.",), _takes_steps, "clients take no local steps under {method}"),
@@ -163,6 +168,17 @@ _RULES: list[tuple[tuple[str, ...], Callable[[Config], bool], str]] = [
      "nothing is encoded: wire.up and wire.down are none"),
     (("wire.cache",), lambda c: c.wire.down != "none",
      "clients receive the model itself: wire.down is none"),
+    (("server.trim",), lambda c: c.server.aggregate == "trimmed_mean",
+     "server.aggregate is not trimmed_mean"),
+    (("server.foolsgold.",), lambda c: c.server.aggregate == "foolsgold",
+     "server.aggregate is not foolsgold"),
+    (("privacy.clip",), lambda c: c.privacy.bound == "fixed", "privacy.bound is not fixed"),
+    (("privacy.noise", "privacy.delta"), lambda c: c.privacy.bound != "none",
+     "privacy.bound is none"),
+    (("secure.fraction_bits", "secure.bound", "secure.threshold", "secure.dropout"),
+     lambda c: c.secure.sum, "secure.sum is False"),
+    (("algorithm.weighting",), lambda c: c.privacy.bound == "none" and _by_weight(c),
+     "clients weigh the same with privacy, trimmed means and medians"),
     (("submodel.units", "submodel.assignment", "submodel.coverage"),
      lambda c: len(c.submodel.tiers) > 0, "submodel.tiers is empty: clients train all units"),
     (("submodel.assignment",), lambda c: len(c.submodel.tiers) > 1, "there is one tier"),
@@ -252,6 +268,7 @@ def check_combination(config: Config) -> None:
         )
     if method.name == "fednova" and client.nesterov:
         refuse("client.nesterov", True, "its norms are of plain SGD and of momentum as it is.")
+    _check_uploads(config)
     if method.section == "mime" and client.momentum:
         refuse("client.momentum", client.momentum, "its momentum is algorithm.mime.momentum.")
 
@@ -277,4 +294,35 @@ def _check_wire(config: Config) -> None:
         raise errors.UsageError(
             "wire.feedback does not go with a mask that is made unbiased: what is left out would "
             "grow. Set wire.unbiased = False."
+        )
+
+
+def _check_uploads(config: Config) -> None:
+    """Of what is done to uploads, what excludes what."""
+    rule, private, secure = config.server.aggregate, config.privacy.bound, config.secure.sum
+
+    def refuse(a: str, b: str, why: str) -> None:
+        raise errors.UsageError(f"{a} does not go with {b}: {why}")
+
+    if rule != "mean" and secure:
+        refuse(f"server.aggregate = {rule}", "secure.sum", "it looks at every upload, of which the "
+               "server sees the sum alone.")
+    if rule != "mean" and private != "none":
+        refuse(f"server.aggregate = {rule}", f"privacy.bound = {private}", "the noise is that of a "
+               "sum.")
+    if private == "median" and secure:
+        refuse("privacy.bound = median", "secure.sum", "the server needs every upload's norm. "
+               "Choose privacy.bound=fixed.")
+    if secure and config.wire.up != "none":
+        refuse("secure.sum", f"wire.up = {config.wire.up}", "what is masked cannot be made "
+               "smaller.")
+    if secure and config.submodel.tiers:
+        refuse("secure.sum", "submodel.tiers", "masks of different shapes do not cancel.")
+    if rule != "mean" and config.submodel.coverage:
+        refuse(f"server.aggregate = {rule}", "submodel.coverage", "it divides means.")
+    trim, size = config.server.trim, config.cohort.size
+    if rule == "trimmed_mean" and 2 * trim >= size:
+        raise errors.UsageError(
+            f"server.trim = {trim}: {trim} from each end of {size} clients leaves nothing: "
+            f"expected at most {(size - 1) // 2}, or server.aggregate = median."
         )
