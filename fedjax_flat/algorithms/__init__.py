@@ -12,6 +12,7 @@ from fedjax_flat.algorithms.base import (
     combine,
     difference,
     replies,
+    without_traffic,
     zeros,
 )
 from fedjax_flat.algorithms.compressed import compressed
@@ -27,5 +28,5 @@ for _found in pkgutil.iter_modules(__path__):
 __all__ = [
     "METHODS", "Addition", "Algorithm", "Exchange", "Method", "Parts", "Reply", "Uploads",
     "add_methods", "added", "combine", "compressed", "difference", "personal", "replies",
-    "with_term", "zeros",
+    "with_term", "without_traffic", "zeros",
 ]

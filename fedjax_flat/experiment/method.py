@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import ml_collections
 
 from fedjax_flat import errors, parts, server
-from fedjax_flat.algorithms import Algorithm, Parts, added, compressed, personal
+from fedjax_flat.algorithms import Algorithm, Parts, added, compressed, personal, without_traffic
 from fedjax_flat.client import asam, local_training, sam, sgd, warm_up
 from fedjax_flat.client.optimizer import named
 from fedjax_flat.engine.round import Averages
@@ -18,6 +18,7 @@ from fedjax_flat.wire import CODECS
 def build_algorithm(config: ml_collections.ConfigDict, task: Task) -> Algorithm:
     """The method that `config.algorithm` names, of the parts that the rest of it describes."""
     (method, additions), client = usage.methods_of(config), config.client
+    frozen = parts.named(client.frozen)
     worker = local_training(
         task,
         build_client_optimizer(config),
@@ -25,6 +26,7 @@ def build_algorithm(config: ml_collections.ConfigDict, task: Task) -> Algorithm:
         batch_size=client.batch_size,
         epochs=client.epochs,
         steps=client.steps or None,
+        frozen=frozen,
     )
     settings_of = lambda m: {name: config.algorithm[m.section][name] for name in m.settings}
 
@@ -36,6 +38,7 @@ def build_algorithm(config: ml_collections.ConfigDict, task: Task) -> Algorithm:
         ))
 
     algorithm = added(make, worker, *(m.add(settings_of(m)) for m in additions if m.add))
+    algorithm = without_traffic(algorithm, frozen)
     if config.model.statistics == "own":
         algorithm = personal(algorithm, parts.statistics)
     up, down = (

@@ -21,6 +21,7 @@ from fedjax_flat.run import distributed, evaluation, flatness, metrics
 from fedjax_flat.run.checkpoint import Checkpoints, with_keys, without_keys
 from fedjax_flat.run.interrupt import stop_request
 from fedjax_flat.run.run_folder import RunFolder
+from fedjax_flat.run.start import model_from
 
 logger = logging.getLogger("fedjax_flat")
 DISPATCH_SECONDS = 0.5  # how long a Ctrl-C may wait, beyond the round in flight
@@ -47,16 +48,18 @@ def train(
     data_dir: str | os.PathLike | None = None,
     progress: bool = True,
     allow_other_kernels: bool = False,
+    init: str | os.PathLike | None = None,
 ) -> Result:
     """Trains as `config` says in run folder `run`, going on from its newest checkpoint.
 
     A run that began with other compiled kernels (ops/kernels.py) goes on only if that is allowed.
+    `init` is another run, with whose global model this one starts (run/start.py).
     """
     built = experiment.build(config, data_dir)
     with contextlib.ExitStack() as stack:
-        opened = _Files(built, run, allow_other_kernels)
+        opened = _Files(built, run, allow_other_kernels, init)
         files = stack.enter_context(contextlib.closing(opened))
-        start, state = files.restore()
+        start, state = files.restore(lambda: model_from(built, init, data_dir) if init else None)
         if start > config.rounds:
             raise errors.UsageError(
                 f"{run} is already at round {start}, past rounds = {config.rounds}. Raise rounds, "
@@ -90,7 +93,8 @@ class _Files:
     """What process 0 keeps on disk; in the other processes, nothing."""
 
     def __init__(
-        self, built: experiment.Experiment, run: str | os.PathLike, allow_other_kernels: bool
+        self, built: experiment.Experiment, run: str | os.PathLike, allow_other_kernels: bool,
+        init: str | os.PathLike | None,
     ):
         self.built, self.primary = built, distributed.is_primary()
         self.writer: metrics.Writer | None = None
@@ -99,19 +103,23 @@ class _Files:
         if self.primary:
             self.folder = RunFolder(run)
             self.folder.open(
-                built.config, built.partition, features=built.features,
+                built.config, built.partition, features=built.features, init=init,
                 allow_other_kernels=allow_other_kernels,
             )
             self.lock = contextlib.ExitStack()
             self.lock.enter_context(self.folder.in_use())
             self.checkpoints = Checkpoints(self.folder.checkpoints, built.config.checkpoint.keep)
 
-    def restore(self) -> tuple[int, TrainState]:
-        """The newest checkpoint, or the state before the first round."""
+    def restore(self, first: Callable[[], Any]) -> tuple[int, TrainState]:
+        """The newest checkpoint, or the state before the first round, of the model `first()`."""
         like = self.built.init()
         restored = self.checkpoints.restore(like) if self.checkpoints else None
         start = int(distributed.from_primary(np.int32(-1 if restored is None else restored[0])))
         state = restored[1] if restored else like
+        if start < 0 and (model := first()) is not None:
+            state = self.built.init(model)
+            if self.checkpoints:
+                self.checkpoints.save(0, state)  # whatever becomes of the run it is from
         if start >= 0 and jax.process_count() > 1:
             state = with_keys(distributed.from_primary(without_keys(state)), like)
         return max(start, 0), self.built.over.replicate(state)

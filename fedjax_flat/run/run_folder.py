@@ -4,6 +4,7 @@
     environment.json   versions, devices, git revision, and every command that worked here
     partition.npz      who owned which example, with a content hash
     features.json      digests of what features are of, where these are the examples
+    init.json          the run with whose model this one began, if it did
     imports/           users' files that registered what the config names, as they were
     metrics.jsonl      one object per record
     clients.jsonl      each client's score, loss and output norm, where models met clients' examples
@@ -49,6 +50,7 @@ class RunFolder:
         self.metrics_file = self.path / "metrics.jsonl"
         self.clients_file = self.path / "clients.jsonl"
         self.features_file = self.path / "features.json"
+        self.init_file = self.path / "init.json"
         self.checkpoints = self.path / "checkpoints"
         self.figures = self.path / "figures"
         self.imports = self.path / "imports"
@@ -108,6 +110,7 @@ class RunFolder:
         partition: Partition,
         *,
         features: Features | None = None,
+        init: str | os.PathLike | None = None,
         allow_other_kernels: bool = False,
     ) -> None:
         """Makes the folder, or checks that it belongs to this config, clients and features."""
@@ -116,6 +119,7 @@ class RunFolder:
             if self.config_file.exists():
                 self._check_same(config, partition)
                 self.check_features(features)
+                self._check_init(init)
                 if not allow_other_kernels:
                     self._check_kernels()
             else:
@@ -123,6 +127,8 @@ class RunFolder:
                 if features:
                     text = json.dumps(features._asdict(), indent=2) + "\n"
                     write_atomically(self.features_file, text)
+                if init:
+                    write_atomically(self.init_file, json.dumps({"run": _whole(init)}) + "\n")
 
     def record(self, config: ml_collections.ConfigDict, partition: Partition) -> None:
         """Writes the settings and the environment of the run that starts now."""
@@ -193,6 +199,15 @@ class RunFolder:
             "or choose another folder with --run."
         )
 
+    def _check_init(self, init: str | os.PathLike | None) -> None:
+        began = self.init_file.exists() and json.loads(self.init_file.read_text())["run"]
+        if init and _whole(init) != began:
+            raise errors.UsageError(
+                f"{self.path} began with {f'the model of {began}' if began else 'its own model'}, "
+                f"not with that of {init}: --init counts before the first round only. Leave it "
+                "out, or choose another folder with --run."
+            )
+
     def _check_kernels(self) -> None:
         file = self.path / "environment.json"
         before = json.loads(file.read_text()).get("kernels") if file.exists() else None
@@ -249,6 +264,10 @@ class RunFolder:
                 f"{self.path} is not a run folder (no config.json): refused to delete it."
             )
         shutil.rmtree(self.path)
+
+
+def _whole(run: str | os.PathLike) -> str:
+    return str(pathlib.Path(run).absolute())
 
 
 def write_atomically(path: pathlib.Path, text: str) -> None:
