@@ -1,7 +1,11 @@
-"""Fed3R, Fed3R-RF, FedNCM and what they are compared with: tables 3.5, 3.7 and 3.11 of the thesis.
+"""Fed3R, Fed3R-RF, FedNCM and what they are compared with: tables 3.5 to 3.11 of the thesis.
 
     fedjax-flat train --config configs/fed3r.py:cifar100,alpha=0,weights=FILE --run runs/a \\
         --data FOLDER
+    fedjax-flat temperature runs/a --data FOLDER
+    fedjax-flat train --config configs/fed3r.py:cifar100,method=fedavg,init,part=features,... \\
+        --init runs/a --run runs/b --data FOLDER
+    fedjax-flat probe runs/a runs/b --random 5000 --random 10000 --data FOLDER
 
 Options after the colon, with their defaults:
 
@@ -11,7 +15,9 @@ Options after the colon, with their defaults:
     method=fed3r           fed3r_rf, fedncm; or fedavg, fedavgm, scaffold
     model=mobilenetv2      or efficientnet_lite0
     weights=FILE           its pretrained weights (docs/data.md); without, it is random
-    part=all               of the network that fedavg, fedavgm and scaffold train; or head
+    part=all               of the network that fedavg, fedavgm and scaffold train; or features, head
+    init                   they start from Fed3R's classifier (table 3.8), with --init RUN
+    tau=0.1                by which its logits are divided
     D=5000                 random features of fed3r_rf: 5,000 and 10,000 in the tables
     cohort=10              clients per round
     again                  every round draws from all clients, not from those left (figure 3.9)
@@ -19,7 +25,7 @@ Options after the colon, with their defaults:
     raw                    columns of the classifier are not normalised (table 3.11)
     imbalance=none         A, B, C, D: classes of cifar100 made uneven (table 3.11)
     side=0                 pixels of the network's inputs; 0 is 96 for cifar100, else 224
-    rate=0.1               of clients
+    rate=0                 of clients; 0 is 0.1, with init 0.01
 
 Closed forms, and methods that train the head, run on features that are computed once and cached
 (data.features); so the head is trained without augmentation. Fed3R is final after ceil(K / cohort)
@@ -39,6 +45,18 @@ Accuracy in the thesis (%), MobileNetV2 with GroupNorm:
     FedAvg         39.5         51.0     47.8     57.7
     FedAvgM        39.3         51.1     50.8     58.7
     Scaffold       diverged     52.5     46.4     63.4
+
+    init, part = features, head, all (table 3.8):
+                   users-120k         geo-1k             geo-3k             Landmarks
+    FedAvg         50.8 42.0 49.0     53.7 49.2 53.6     50.8 47.0 50.9     59.6 56.7 64.1
+    FedAvgM        51.5 43.5 49.8     53.8 49.4 53.3     50.1 46.4 51.0     59.0 56.2 64.1
+    Scaffold       diverged           53.7 49.3 55.7     49.3 47.0 54.1     63.4 58.0 67.4
+
+    probe (table 3.10)             classifier   Fed3R   RF(5k)   RF(10k)
+    users-120k  FedAvg             39.5         53.1    55.3     56.7
+                init, features     50.8         54.6    55.5     56.8
+    Landmarks   Scaffold           63.4         57.0    66.5     68.6
+                init, all          67.4         61.8    64.4     66.3
 
     Cifar100, imbalance   A      B      C      D
     normalised            56.0   53.5   55.0   49.5
@@ -62,6 +80,7 @@ TABLES = {
 }
 ALPHAS = (0.0, 0.1, 0.5, 1.0, 10.0, 1000.0)
 CLOSED, TRAINED = ("fed3r", "fed3r_rf", "fedncm"), ("fedavg", "fedavgm", "scaffold")
+FROZEN = {"all": "none", "features": "head", "head": "features"}
 # How the files of weights want their pixels, and what follows their convolutions.
 MODELS = {
     "mobilenetv2": ((0.5, 0.5), "none"), "efficientnet_lite0": ((127 / 255, 128 / 255), "batch")
@@ -72,11 +91,11 @@ def get_config(text=""):
     o = arguments(
         text, data="cifar100", alpha=0.0, split="users_120k", method="fed3r", model="mobilenetv2",
         weights="", part="all", D=5000, cohort=10, again=False, sync=False, released=False,
-        raw=False, imbalance="none", side=0, rate=0.1,
+        raw=False, imbalance="none", side=0, rate=0.0, init=False, tau=0.1,
     )
     for name, choices in (
         ("data", ("cifar100", "landmarks", "inaturalist")), ("method", CLOSED + TRAINED),
-        ("split", tuple(TABLES)[2:]), ("model", MODELS), ("part", ("all", "head")),
+        ("split", tuple(TABLES)[2:]), ("model", MODELS), ("part", FROZEN),
         ("alpha", ALPHAS),
     ):
         if o[name] not in choices:
@@ -84,6 +103,8 @@ def get_config(text=""):
                 f"{name} = {o[name]!r}: expected one of {', '.join(map(str, choices))}."
             )
     closed = o.method in CLOSED
+    if o.init and closed:
+        raise UsageError(f"init with method = {o.method}: expected one of {', '.join(TRAINED)}.")
     clients, rounds, epochs = TABLES[o.split if o.data == "inaturalist" else o.data]
     normal, norm = MODELS[o.model]
 
@@ -107,7 +128,10 @@ def get_config(text=""):
     c.algorithm.fed3r.sync, c.algorithm.fed3r.normalised = o.sync, not o.raw
     c.algorithm.fed3r.variant = "released" if o.released else "paper"
     c.model.random.features = o.D if o.method == "fed3r_rf" else 0
-    c.client.learning_rate, c.client.weight_decay = o.rate, 4e-5
+    c.client.learning_rate = o.rate or (0.01 if o.init else 0.1)
+    c.client.weight_decay = 4e-5
+    c.client.frozen = "none" if c.data.features else FROZEN[o.part]
+    c.task.temperature = o.tau if o.init else 1.0
     c.client.batch_size, c.client.epochs = 50, epochs
     c.rounds, c.eval.every, c.eval.window, c.checkpoint.every = rounds, 100, 10, 100
     if closed:

@@ -140,6 +140,8 @@ def _add_train(commands) -> None:
     )
     train.add_argument("--data", help="data folder (default: $FEDJAX_FLAT_DATA); `fedjax-flat "
                        "datasets` says what to put there")
+    train.add_argument("--init", metavar="RUN", help="start from the global model of another run; "
+                       "of one on features, from its classifier")
     train.add_argument("--fresh", action="store_true", help="delete the run in the folder first")
     train.add_argument("--yes", action="store_true", help="with --fresh: do not ask, delete")
     train.add_argument("--coordinator", metavar="HOST:PORT", help="several processes: where they "
@@ -214,6 +216,27 @@ def _add_analyses(commands) -> None:
         parser_.add_argument("--data", help="data folder (default: $FEDJAX_FLAT_DATA)")
         parser_.add_argument("--seed", type=int, default=0)
         parser_.set_defaults(default_of=parser_.get_default)
+
+    probe = commands.add_parser(
+        "probe", help="what a run's features are worth: ridge regression on them, in closed form"
+    )
+    probe.add_argument("runs", nargs="+", metavar="RUN")
+    probe.add_argument("--ridge", type=float, default=0.01, help="lambda (default 0.01)")
+    probe.add_argument("--random", type=int, action="append", default=[], metavar="D",
+                       help="on D random features too; several times for several")
+    probe.add_argument("--sigma", type=float, default=1000.0, help="of random features")
+    probe.add_argument("--model", default="global", help="global (default), swa or wima")
+    probe.add_argument("--data", help="data folder (default: $FEDJAX_FLAT_DATA)")
+    probe.set_defaults(call=run.probe)
+
+    temperature = commands.add_parser(
+        "temperature", help="the loss of a run's classifier on train examples, by temperature"
+    )
+    temperature.add_argument("run", metavar="RUN")
+    temperature.add_argument("--tau", type=float, action="append", metavar="TAU",
+                             help="only this one, or these (default: 0.01 to 2)")
+    temperature.add_argument("--data", help="data folder (default: $FEDJAX_FLAT_DATA)")
+    temperature.set_defaults(call=run.temperature)
 
     robustness = commands.add_parser(
         "robustness", help="accuracy on the corrupted test images of CIFAR-10-C and CIFAR-100-C"

@@ -31,8 +31,8 @@ def train(args, rest: list[str]) -> int:
     if args.fresh and distributed.is_primary() and folder.can_be_deleted():
         _confirm_deletion(folder, args.yes)
     result = train(
-        config, args.run, data_dir=args.data, start_from=args.start_from, progress=not args.quiet,
-        allow_other_kernels=args.allow_other_kernels, fresh=args.fresh,
+        config, args.run, data_dir=args.data, start_from=args.start_from, init=args.init,
+        progress=not args.quiet, allow_other_kernels=args.allow_other_kernels, fresh=args.fresh,
     )
     if not distributed.is_primary():
         return 128 + result.stopped_by if result.stopped_by else 0
@@ -157,6 +157,35 @@ def landscape(args, rest: list[str]) -> int:
         print(f"barrier: {barrier:.6g}")
     for path in made:
         print(tables.named("figure", path))
+    return 0
+
+
+def probe(args, rest: list[str]) -> int:
+    """What features are worth."""
+    from fedjax_flat.report import tables
+    from fedjax_flat.report.probe import probe
+
+    refuse_unknown(rest)
+    rows = [
+        probe(run, ridge=args.ridge, random=args.random, sigma=args.sigma, model=args.model,
+              data_dir=args.data)
+        for run in args.runs
+    ]
+    print(tables.of_records(rows))
+    return 0
+
+
+def temperature(args, rest: list[str]) -> int:
+    """The temperature of a classifier."""
+    from fedjax_flat.report import tables
+    from fedjax_flat.report.temperature import GRID, temperature
+
+    refuse_unknown(rest)
+    losses, figure = temperature(args.run, args.tau or GRID, data_dir=args.data)
+    print(tables.of_records([{"temperature": t, "train loss": x} for t, x in losses.items()]))
+    best = min(losses, key=lambda tau: losses[tau])
+    print(f"lowest: --config.task.temperature={best:g}")
+    print(f"figure: {figure}")
     return 0
 
 

@@ -4,10 +4,13 @@ A leaf is named by its path, `params/Conv_0/kernel` or `stats/batch_stats/BatchN
 is a predicate on such names, and its values are a flat dict from name to leaf.
 """
 
+import fnmatch
 from collections.abc import Callable
 from typing import Any
 
 import jax
+
+from fedjax_flat import errors
 
 Part = Callable[[str], bool]
 
@@ -44,6 +47,25 @@ def without(tree: Any, part: Part | None) -> Any:
 def head(name: str) -> bool:
     """The classifier: the module that reads the features, which models name `classifier`."""
     return "classifier" in name.split("/")[:-1]
+
+
+def named(text: str) -> Part | None:
+    """The part that a setting names: none, head, features (all but the head), or by patterns.
+
+    Patterns of leaves' names are separated by commas: `params/stem/*,params/b0*`.
+    """
+    if "/" not in text and "*" not in text:
+        known = {"none": None, "head": head, "features": lambda name: not head(name)}
+        return errors.lookup("part of a model", text, known)
+    patterns = text.split(",")
+    return lambda name: any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def either(a: Part | None, b: Part | None) -> Part | None:
+    """What is in one of them; None is nothing."""
+    if a is None or b is None:
+        return a or b
+    return lambda name: a(name) or b(name)
 
 
 def statistics(name: str) -> bool:

@@ -266,11 +266,15 @@ fed3r = fed3r_file["get_config"]
 def test_every_row_of_the_fed3r_tables(data):
     seen = set()
     methods = [*fed3r_file["CLOSED"], "fed3r_rf,D=10000"]
-    methods += [f"{m},part={p}" for m in fed3r_file["TRAINED"] for p in ("all", "head")]
+    methods += [f"{m},part={p}{i}" for m in fed3r_file["TRAINED"]
+                for p, i in (("all", ""), ("head", ""), ("all", ",init"), ("features", ",init"),
+                             ("head", ",init"))]
     for method, model in itertools.product(methods, fed3r_file["MODELS"]):
         c = fed3r(f"{data},method={method},model={model},weights=w.npz")
         config_lib.validate(c)
-        assert c.data.features == ("all" not in method)
+        assert c.data.features == ("all" not in method and "features" not in method)
+        assert c.task.temperature == (0.1 if "init" in method else 1.0)
+        assert c.client.frozen == ("head" if "features" in method else "none")
         assert c.model.random.features == (
             0 if "rf" not in method else 10_000 if "D" in method else 5000
         )
@@ -292,6 +296,8 @@ def test_every_row_of_the_fed3r_tables(data):
         ("landmarks,method=scaffold", {"rounds": 3000, "client.epochs": 5, "data.features": False}),
         ("alpha=0.5,method=fedavg,part=head", {"rounds": 1500, "data.features": True,
                                                "client.batch_size": 50}),
+        ("method=fedavg,init", {"client.learning_rate": 0.01}),
+        ("method=fedavg", {"client.learning_rate": 0.1}),
     ],
 )
 def test_rounds_and_settings_of_the_fed3r_tables(options, expected):
@@ -309,6 +315,7 @@ def test_rounds_and_settings_of_the_fed3r_tables(options, expected):
         ("method=fed3r-rf", "method = 'fed3r-rf': expected one of fed3r, fed3r_rf"),
         ("inaturalist,split=geo", "split = 'geo': expected one of users_120k"),
         ("D=many", "'D=many': expected int"),
+        ("method=fed3r,init", "init with method = fed3r: expected one of fedavg"),
     ],
 )
 def test_wrong_options_of_fed3r(options, sentence):

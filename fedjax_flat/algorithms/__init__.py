@@ -12,6 +12,7 @@ from fedjax_flat.algorithms.base import (
     combine,
     difference,
     replies,
+    without_traffic,
     zeros,
 )
 from fedjax_flat.algorithms.compressed import compressed
@@ -31,5 +32,6 @@ for _found in pkgutil.iter_modules(__path__):
 __all__ = [
     "METHODS", "Addition", "Algorithm", "Beside", "Exchange", "Method", "Parts", "Reply", "Uploads",
     "add_methods", "added", "beside", "combine", "compressed", "difference", "foolsgold",
-    "personal", "private", "replies", "robust", "secure", "submodels", "with_term", "zeros",
+    "personal", "private", "replies", "robust", "secure", "submodels", "with_term",
+    "without_traffic", "zeros",
 ]

@@ -111,6 +111,12 @@ def replies(weighting: str) -> Callable[..., Reply]:
     return reply
 
 
+def without_traffic(algorithm: Algorithm, part: parts.Part | None) -> Algorithm:
+    """The same, where what is in this part never changes and so is never sent."""
+    still = lambda exchange: exchange._replace(own=parts.either(exchange.own, part))
+    return algorithm._replace(exchanges=tuple(map(still, algorithm.exchanges)))
+
+
 zeros = optax.tree.zeros_like  # of a tree
 difference = optax.tree.sub  # a - b
 combine = optax.tree.add_scale  # a, scale, b: a + scale b

@@ -47,7 +47,8 @@ class Client(NamedTuple):
     """`train(variables, data, key, *, round, terms, drift, sharpness, frozen) -> LocalResult`.
 
     `over(f, data)` is the sum of f(batch) over all the client's stored examples, `steps(data)` the
-    number of local steps it takes, `on(task)` the same client with another task.
+    number of local steps it takes, `on(task)` the same client with another task. What is `frozen`
+    is so in all training.
     """
 
     task: Task
@@ -55,6 +56,7 @@ class Client(NamedTuple):
     over: Callable[[Callable[..., Any], ClientData], Any]
     steps: Callable[[ClientData], jax.Array]
     on: Callable[[Task], "Client"]
+    frozen: parts.Part | None = None
 
 
 class _Pass(NamedTuple):
@@ -75,18 +77,20 @@ def local_training(
     batch_size: int,
     epochs: int = 1,
     steps: int | None = None,
+    frozen: parts.Part | None = None,
 ) -> Client:
     """A client that trains with `optimizer` on the gradient that `sharpness` makes.
 
     `steps`, when given, replaces `epochs` by a number of steps, over as many reshuffled epochs as
     they need. Everything starts fresh in every round. The transforms are called with the extra
     arguments `grad_fn` (the gradient of this batch, same examples and key, elsewhere), `anchor` and
-    `round`. Of a group, each client goes on with the model of the one before it.
+    `round`. Of a group, each client goes on with the model of the one before it. What is `frozen`
+    stays as it was received.
     """
     for name, count in (("batch_size", batch_size), ("epochs", epochs), ("steps", steps)):
         if count is not None:
             errors.at_least(name, count, 1)
-    own_sharpness = sharpness
+    own_sharpness, own_frozen = sharpness, frozen
 
     def train(
         variables: Variables,
@@ -101,11 +105,8 @@ def local_training(
     ) -> LocalResult:
         transforms = (sharpness or own_sharpness, drift, optimizer)
         chain = optax.chain(*(optax.identity() if t is None else t for t in transforms))
-        if frozen and not parts.take(variables, frozen):
-            raise errors.UsageError(
-                "a frozen part that is empty: the predicate holds for none of "
-                f"{', '.join(parts.take(variables, lambda name: True))}."
-            )
+        frozen = parts.either(own_frozen, frozen)
+        _check_frozen(variables, frozen)
         anchor = parts.put(variables, data.own)
         visit = functools.partial(
             _visit, _Step(task, chain, anchor.params, terms, frozen, round),
@@ -131,9 +132,22 @@ def local_training(
     over = functools.partial(federated.over, batch_size=batch_size)
     on = functools.partial(
         local_training, optimizer=optimizer, sharpness=sharpness, batch_size=batch_size,
-        epochs=epochs, steps=steps,
+        epochs=epochs, steps=steps, frozen=frozen,
     )
-    return Client(task, train, over, steps_of, on)
+    return Client(task, train, over, steps_of, on, frozen)
+
+
+def _check_frozen(variables: Variables, frozen: parts.Part | None) -> None:
+    names = list(parts.take(variables, lambda name: True))
+    still = [name for name in names if frozen and frozen(name)]
+    if frozen and not still:
+        raise errors.UsageError(
+            f"a frozen part that is empty: the predicate holds for none of {', '.join(names)}."
+        )
+    if all(name in still for name in names if name.startswith("params/")):
+        raise errors.UsageError(
+            f"a frozen part that leaves nothing to train: it has all of {', '.join(still)}."
+        )
 
 
 class _Step(NamedTuple):
@@ -252,7 +266,8 @@ def _no_sums(task: Task, variables: Variables, data: ClientData, batch_size: int
 def full_gradient(client: Client, variables: Variables, data: ClientData) -> tuple[Any, LocalInfo]:
     """(gradient of the mean loss over all a client's examples as they are, what was seen).
 
-    In the client's own part of the model there is none: it is no business of the server's.
+    In the client's own part of the model there is none: it is no business of the server's. Nor is
+    there in what is frozen.
     """
     variables = parts.put(variables, data.own)
 
@@ -269,7 +284,8 @@ def full_gradient(client: Client, variables: Variables, data: ClientData) -> tup
 
     total, sums = client.over(of_batch, data)
     gradient = jax.tree.map(lambda g: g / jnp.maximum(sums["units"], 1).astype(g.dtype), total)
-    gradient = parts.without(Variables(gradient), lambda name: name in data.own).params
+    still = parts.either(lambda name: name in data.own, client.frozen)
+    gradient = parts.without(Variables(gradient), still).params
     zero = jnp.zeros((), jnp.float32)
     return gradient, LocalInfo(sums, zero, jnp.zeros((), jnp.int32), (), {})
 

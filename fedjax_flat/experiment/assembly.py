@@ -11,7 +11,7 @@ import ml_collections
 import numpy as np
 
 from fedjax_flat import data as data_lib
-from fedjax_flat import errors, memory, models, plugins, rng, tasks
+from fedjax_flat import errors, memory, models, parts, plugins, rng, tasks
 from fedjax_flat.algorithms import Algorithm
 from fedjax_flat.data import Dataset, Examples, FederatedData, HostData, Partition
 from fedjax_flat.data import shift as shift_lib
@@ -65,10 +65,11 @@ class Experiment:
     local_models: Callable[..., Any]  # see engine.round.local_models
     features: features.Features | None  # of what, where they are the examples
 
-    def init(self) -> TrainState:
-        """The state before the first round; only the seed decides it."""
+    def init(self, variables: Variables | None = None) -> TrainState:
+        """The state before the first round; only the seed decides it, unless a model is given."""
         key = jax.random.key(self.config.seed)
-        variables = jax.jit(self.task.init)(rng.fold(key, "init"))
+        if variables is None:
+            variables = jax.jit(self.task.init)(rng.fold(key, "init"))
         return init_state(
             self.algorithm, variables, self.data.num_clients, key, self.averages,
             self.client_state_in, cosine=self.config.metrics.cosine,
@@ -112,9 +113,15 @@ class Experiment:
 
 
 def build(
-    config: ml_collections.ConfigDict, data_dir: str | os.PathLike | None = None
+    config: ml_collections.ConfigDict,
+    data_dir: str | os.PathLike | None = None,
+    *,
+    extractor: Variables | None = None,
 ) -> Experiment:
-    """Validates `config` and builds the experiment it describes."""
+    """Validates `config` and builds the experiment it describes.
+
+    Features are by the network as the config starts it, or by a trained one, the `extractor`.
+    """
     for file in config.get("imports", ()):
         plugins.load(file)
     config_lib.validate(config)
@@ -123,7 +130,7 @@ def build(
     dataset = data_lib.load(config.data.name, data_dir, **options)
     featured = None
     if config.data.features:
-        dataset, featured = featurise(config, dataset, data_dir)
+        dataset, featured = featurise(config, dataset, data_dir, extractor)
     partition = build_partition(config, dataset, data_dir)
     shares = divide(config, dataset, partition)
     sample = errors.lookup("cohort sampling", config.cohort.sampling, sampling.SAMPLERS)(
@@ -257,7 +264,7 @@ def build_network(
         num_classes=dataset.num_classes or 1,
         inputs=preprocess.inputs,
         precision=config.model.precision,
-        frozen_stats=config.model.statistics == "frozen",
+        frozen_stats=config.model.statistics == "frozen" or config.client.frozen == "features",
         **network,
     )
     stats = jax.eval_shape(model.init, jax.random.key(0)).stats
@@ -270,9 +277,9 @@ def build_network(
 
 
 def featurise(
-    config: ml_collections.ConfigDict, dataset: Dataset, data_dir
+    config: ml_collections.ConfigDict, dataset: Dataset, data_dir, extractor: Variables | None
 ) -> tuple[Dataset, features.Features]:
-    """The features that the network, as it starts, has of the data set's examples."""
+    """The features that a network, this one or as the config starts it, has of the examples."""
     preprocess, model = build_network(config, dataset)
     key = rng.fold(jax.random.key(config.seed), "init")
     network = config_lib.options_of(config, "model", models.MODELS.find(config.model.name))
@@ -280,8 +287,11 @@ def featurise(
         config.model.name, sorted(network.items()), config.model.precision, dataset.max_value,
         config.data.mean or dataset.mean, config.data.std or dataset.std, config.data.resized_crop,
     )
+    variables = jax.jit(model.init)(key)
+    if extractor is not None:
+        variables = parts.put(variables, features.extractor_of(extractor))
     return features.replace(
-        dataset, preprocess, model, jax.jit(model.init)(key), how=how, data_dir=data_dir,
+        dataset, preprocess, model, variables, how=how, data_dir=data_dir,
         batch_size=config.eval.batch_size,
     )
 

@@ -117,6 +117,10 @@ SETTINGS: dict[str, Setting] = {
     "client.batch_size": Setting(16, at_least=1),
     "client.epochs": Setting(1, at_least=1),
     "client.steps": Setting(0, "when positive, local steps instead of epochs", at_least=0),
+    "client.frozen": Setting(
+        "none", "what is not trained, nor sent: head, features (and their statistics), or patterns "
+        "of leaves' names, params/stem/*"
+    ),
     "client.sharpness": Setting("none", choices=("none", "sam", "asam")),
     "client.rho": Setting(0.1, "radius of the ascent", at_least=0),
     "client.rho_start": Setting(0.001, "where a warm-up of rho begins", at_least=0),

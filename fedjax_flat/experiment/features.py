@@ -27,6 +27,7 @@ from fedjax_flat import errors, parts
 from fedjax_flat.data import Batch, Dataset, Preprocess
 from fedjax_flat.data.sources import files
 from fedjax_flat.models import Model, Variables
+from fedjax_flat.models.random_features import COLLECTION
 
 logger = logging.getLogger("fedjax_flat")
 
@@ -75,10 +76,15 @@ def replace(
     return replaced, facts
 
 
+def extractor_of(variables: Variables) -> dict[str, Any]:
+    """Everything but the classifier, and the random features that it may read."""
+    return parts.take(variables, lambda name: not parts.head(name) and COLLECTION not in name)
+
+
 def weights_digest(variables: Variables) -> str:
-    """Of everything but the classifier."""
+    """Of the extractor."""
     digest = hashlib.sha256()
-    for name, leaf in sorted(parts.take(variables, lambda n: not parts.head(n)).items()):
+    for name, leaf in sorted(extractor_of(variables).items()):
         digest.update(f"{name} {leaf.shape} {leaf.dtype}".encode())
         digest.update(np.ascontiguousarray(leaf).data)
     return digest.hexdigest()
@@ -105,7 +111,8 @@ def _cached(folder, known: dict[str, str], inputs, extract: Extract, batch_size)
         logger.info("features of %d examples are computed once, and kept in %s", count, path)
         with files.written_whole(path) as partial:
             found = np.lib.format.open_memmap(partial, "w+", np.float32, (count, extract.width))
-            for start in tqdm.trange(0, count, batch_size, desc="features", dynamic_ncols=True):
+            for start in tqdm.trange(0, count, batch_size, desc="features", dynamic_ncols=True,
+                                     disable=None):
                 here = np.minimum(np.arange(start, start + batch_size), count - 1)
                 batch = jax.tree.map(lambda x, here=here: np.asarray(x)[here], inputs)
                 end = min(start + batch_size, count)

@@ -20,6 +20,7 @@ from fedjax_flat.algorithms import (
     robust,
     secure,
     submodels,
+    without_traffic,
 )
 from fedjax_flat.algorithms.private import epsilon
 from fedjax_flat.client import asam, local_training, sam, sgd, warm_up
@@ -41,6 +42,7 @@ def build_algorithm(
     `data` shows what a client's data look like, for codecs that keep something of uploads.
     """
     (method, additions), client = usage.methods_of(config), config.client
+    frozen = parts.named(client.frozen)
     worker = local_training(
         task,
         build_client_optimizer(config),
@@ -48,6 +50,7 @@ def build_algorithm(
         batch_size=client.batch_size,
         epochs=client.epochs,
         steps=client.steps or None,
+        frozen=frozen,
     )
     settings_of = lambda m: {name: config.algorithm[m.section][name] for name in m.settings}
 
@@ -60,6 +63,7 @@ def build_algorithm(
         ))
 
     algorithm = added(make, worker, *(m.add(settings_of(m)) for m in additions if m.add))
+    algorithm = without_traffic(algorithm, frozen)
     if config.model.statistics == "own":
         algorithm = personal(algorithm, parts.statistics)
     up, down = build_codecs(config)

@@ -195,6 +195,8 @@ _RULES: list[tuple[tuple[str, ...], Callable[[Config], bool], str]] = [
     (("data.crop_padding", "data.rotation", "data.flip", "data.cutout", "model.dropout",
       "model.statistics"), lambda c: not c.data.features,
      "data.features are computed once, of the examples as they are"),
+    (("model.statistics",), lambda c: c.client.frozen != "features",
+     "statistics of frozen features stay as they are"),
     (("model.statistics",), _takes_steps, "statistics stay as they are under {method}"),
     (("model.random.sigma", "model.random.law"), lambda c: random_features(c) > 0,
      "model.random.features is 0"),

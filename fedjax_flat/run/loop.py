@@ -22,6 +22,7 @@ from fedjax_flat.run import branch, distributed, evaluation, flatness, metrics
 from fedjax_flat.run.checkpoint import Checkpoints, with_keys, without_keys
 from fedjax_flat.run.interrupt import stop_request
 from fedjax_flat.run.run_folder import RunFolder
+from fedjax_flat.run.start import model_from
 
 logger = logging.getLogger("fedjax_flat")
 DISPATCH_SECONDS = 0.5  # how long a Ctrl-C may wait, beyond the round in flight
@@ -50,14 +51,21 @@ def train(
     progress: bool = True,
     allow_other_kernels: bool = False,
     fresh: bool = False,
+    init: str | os.PathLike | None = None,
 ) -> Result:
     """Trains as `config` says in run folder `run`, going on from its newest checkpoint.
 
     With `start_from`, `RUN` or `RUN@ROUND`, a new run begins with a checkpoint of another
-    (run/branch.py), up to which it would have been trained alike.
+    (run/branch.py), up to which it would have been trained alike; with `init`, another run, with
+    its global model alone (run/start.py).
     A run that began with other compiled kernels (ops/kernels.py) goes on only if that is allowed;
     with `fresh`, the run that is there is deleted first.
     """
+    if start_from is not None and init is not None:
+        raise errors.UsageError(
+            f"--from {start_from} and --init {init}: a run begins with the whole state of one, or "
+            "with the model of one. Leave one out."
+        )
     built = experiment.build(config, data_dir)
     if start_from is not None and distributed.is_primary():
         folder = RunFolder(run)
@@ -67,10 +75,10 @@ def train(
         branch.begin(built, run, start_from, allow_other_kernels=allow_other_kernels)
     fresh = fresh and start_from is None
     with contextlib.ExitStack() as stack:
-        files = _Files(built, run, allow_other_kernels, fresh)
+        files = _Files(built, run, allow_other_kernels, fresh, init)
         stack.enter_context(files.explained())
         stack.enter_context(contextlib.closing(files))
-        start, state = files.restore()
+        start, state = files.restore(lambda: model_from(built, init, data_dir) if init else None)
         if start > config.rounds:
             raise errors.UsageError(
                 f"{run} is already at round {start}, past rounds = {config.rounds}. Raise rounds, "
@@ -109,6 +117,7 @@ class _Files:
         run: str | os.PathLike,
         allow_other_kernels: bool,
         fresh: bool,
+        init: str | os.PathLike | None,
     ):
         self.built, self.primary = built, distributed.is_primary()
         self.writer: metrics.Writer | None = None
@@ -124,7 +133,7 @@ class _Files:
             if fresh:
                 self.folder.delete()
             self.folder.open(
-                built.config, built.partition, features=built.features,
+                built.config, built.partition, features=built.features, init=init,
                 allow_other_kernels=allow_other_kernels,
             )
             with self.folder.explained():
@@ -149,12 +158,16 @@ class _Files:
                 "a smaller model."
             ) from e
 
-    def restore(self) -> tuple[int, TrainState]:
-        """The newest checkpoint, or the state before the first round."""
+    def restore(self, first: Callable[[], Any]) -> tuple[int, TrainState]:
+        """The newest checkpoint, or the state before the first round, of the model `first()`."""
         like = self.built.init()
         restored = self.checkpoints.restore(like) if self.checkpoints else None
         start = int(distributed.from_primary(np.int32(-1 if restored is None else restored[0])))
         state = restored[1] if restored else like
+        if start < 0 and (model := first()) is not None:
+            state = self.built.init(model)
+            if self.checkpoints:
+                self.checkpoints.save(0, state)  # whatever becomes of the run it is from
         if start >= 0 and jax.process_count() > 1:
             state = with_keys(distributed.from_primary(without_keys(state)), like)
         over = self.built.over

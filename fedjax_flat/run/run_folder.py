@@ -6,6 +6,7 @@
                        hash
     partition.npz      who owned which example, with a content hash
     features.json      digests of what features are of, where these are the examples
+    init.json          the run with whose model this one began, if it did
     imports/           users' files that registered what the config names, as they were
     metrics.jsonl      one object per record
     clients.jsonl      each client's score, loss and output norm, where models met clients' examples
@@ -57,6 +58,7 @@ class RunFolder:
         self.metrics_file = self.path / "metrics.jsonl"
         self.clients_file = self.path / "clients.jsonl"
         self.features_file = self.path / "features.json"
+        self.init_file = self.path / "init.json"
         self.checkpoints = self.path / "checkpoints"
         self.figures = self.path / "figures"
         self.imports = self.path / "imports"
@@ -159,6 +161,7 @@ class RunFolder:
         partition: Partition,
         *,
         features: Features | None = None,
+        init: str | os.PathLike | None = None,
         allow_other_kernels: bool = False,
     ) -> None:
         """Marks the folder as ours, or checks that it belongs to this config and these clients."""
@@ -169,10 +172,13 @@ class RunFolder:
                 if features:
                     text = json.dumps(features._asdict(), indent=2) + "\n"
                     write_atomically(self.features_file, text)
+                if init:
+                    write_atomically(self.init_file, json.dumps({"run": _whole(init)}) + "\n")
             else:
                 self._check_same(config, partition)
                 self.check_partition(partition)
                 self.check_features(features)
+                self._check_init(init)
                 if not allow_other_kernels:
                     self.check_kernels()
             self.figures.mkdir(parents=True, exist_ok=True)
@@ -309,6 +315,15 @@ class RunFolder:
             "or choose another folder with --run."
         )
 
+    def _check_init(self, init: str | os.PathLike | None) -> None:
+        began = self.init_file.exists() and json.loads(self.init_file.read_text())["run"]
+        if init and _whole(init) != began:
+            raise errors.UsageError(
+                f"{self.path} began with {f'the model of {began}' if began else 'its own model'}, "
+                f"not with that of {init}: --init counts before the first round only. Leave it "
+                "out, or choose another folder with --run."
+            )
+
     def check_kernels(self) -> None:
         """Refuses other compiled convolutions than those that the run was trained with."""
         before = environment.read(self.environment_file).get("kernels")
@@ -356,3 +371,7 @@ def _check_name(path: str) -> None:
             f"run folder {longest[:20]}...: a name of {len(longest)} letters is too long. Choose "
             "one of at most 255."
         )
+
+
+def _whole(run: str | os.PathLike) -> str:
+    return str(pathlib.Path(run).absolute())

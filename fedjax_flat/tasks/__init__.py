@@ -10,7 +10,9 @@ from fedjax_flat.tasks.segmentation import segmentation
 
 # make(model, preprocess, dataset, **settings) -> Task
 TASKS: Registry[Entry] = Registry("task")
-TASKS.add("classification", entry(classification))
+TASKS.add("classification", entry(classification, {
+    "temperature": Setting(1.0, "by which logits are divided; Fed3R's classifier has 0.1", above=0),
+}))
 TASKS.add("language", entry(language, {
     "padding": Setting(0, "the token that counts nowhere"),
 }))

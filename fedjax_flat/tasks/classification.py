@@ -8,7 +8,7 @@ import optax
 
 from fedjax_flat import errors
 from fedjax_flat.data import Dataset, Preprocess
-from fedjax_flat.models import Model
+from fedjax_flat.models import Model, Outputs
 from fedjax_flat.tasks.base import Task, count, of_network
 
 Loss = Callable[[jax.Array, jax.Array], jax.Array]
@@ -23,10 +23,14 @@ def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
 
 def classification(
     model: Model, preprocess: Preprocess, dataset: Dataset | None = None,
-    *, loss: Loss = cross_entropy,
+    *, temperature: float = 1.0, loss: Loss = cross_entropy,
 ) -> Task:
-    """`loss(logits, labels)` per example, and accuracy (of a mixed label, on its largest part)."""
+    """`loss(logits, labels)` per example, and accuracy (of a mixed label, on its largest part).
+
+    Logits are the network's, divided by the temperature.
+    """
     del dataset
+    errors.positive("temperature", temperature)
     if preprocess.mixes_labels:
         _check_takes_distributions(loss)
 
@@ -46,9 +50,18 @@ def classification(
         return {"correct": count(batch.mask & correct)}
 
     report = lambda s: {"accuracy": s["correct"] / jnp.maximum(s["units"], 1)}
-    return of_network(
+    task = of_network(
         model, preprocess, losses=losses, sums=sums, report=report, score="accuracy"
     )
+    return task if temperature == 1 else task._replace(forward=_cooled(task.forward, temperature))
+
+
+def _cooled(forward: Callable[..., Outputs], temperature: float) -> Callable[..., Outputs]:
+    def divided(variables, batch, key, at_blocks=None):
+        outputs = forward(variables, batch, key, at_blocks)
+        return outputs._replace(logits=outputs.logits / temperature)
+
+    return divided
 
 
 def _check_takes_distributions(loss: Loss) -> None:
