@@ -21,8 +21,9 @@ LOCK = ".lock"
 _PARTIAL = r"|\.partial-.+"
 # folder: what in it is ours; a checkpoint is a folder, with all that is inside
 _OURS = {
-    ".": r"((config|environment|origin|features|init)\.json|partition\.npz|(metrics|clients)\.jsonl)"
-         r"(\.damaged|\.partial)?|traceback-.+\.txt|" + re.escape(MARK) + _PARTIAL,
+    ".": r"((config|environment|origin|features|init)\.json|partition\.npz|"
+         r"(metrics|clients)\.jsonl)(\.damaged|\.partial)?|traceback-.+\.txt|"
+         + re.escape(MARK) + _PARTIAL,
     "checkpoints": r"\d+|\d+\.orbax-checkpoint-tmp.*",
     "curvature": r"(.+_(lanczos|power)\d+(_float64)?|clients\d+_train\d+)\.(npz|json|png)|\.lock-.+"
                  + _PARTIAL,
