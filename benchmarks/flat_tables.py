@@ -177,7 +177,8 @@ def path(args, runs: list[Run]) -> dict[str, dict]:
             loss = analysis.loss_of(trained, "train", args.examples, stats=stats)
             found = flatness.of_model(loss, params) | {"loss": float(loss.value(params))}
             with open(file, "a") as lines:
-                lines.write(json.dumps({"round": n} | found) + "\n")
+                record = {"round": n, "split": "train", "model": "global"} | found
+                lines.write(json.dumps(record) + "\n")
         points = sorted((r["round"], r["lambda_1"]) for r in metrics.read(file))
         axes.semilogy(*zip(*points, strict=True), label=run.name)
     axes.set(xlabel="round", ylabel=r"$\lambda_1$")

@@ -9,6 +9,9 @@ from fedjax_flat import errors
 COUNTABLE = 2**31  # in a compiled function, from 0 on
 
 
+_EXAMPLES: dict[type, tuple] = {str: ("mine.py",), float: (0.5, 0.25)}
+
+
 class Setting(NamedTuple):
     """`default` also says the type; whole numbers are taken for floats."""
 
@@ -19,6 +22,7 @@ class Setting(NamedTuple):
     at_most: float | None = None
     below: float | None = None
     choices: Sequence[Any] = ()
+    items: type = str  # of a tuple that is empty by default
 
     def check(self, name: str, value: Any) -> None:
         """Refuses what this setting cannot be."""
@@ -54,12 +58,12 @@ class Setting(NamedTuple):
                 raise errors.UsageError(f"{name} = {value}: expected {text.format(_shown(bound))}.")
 
     def _check_items(self, name: str, value: tuple) -> None:
-        kind = type(self.default[0]) if self.default else str
+        kind = type(self.default[0]) if self.default else self.items
         for item in value:
-            if type(item) is not kind:
+            if type(item) is not kind and (type(item), kind) != (int, float):
                 raise errors.UsageError(
                     f"{name} = {value!r}: {item!r} is a {type(item).__name__}; expected "
-                    f"{kind.__name__}s, e.g. {self.default or ('mine.py',)!r}."
+                    f"{kind.__name__}s, e.g. {self.default or _EXAMPLES[kind]!r}."
                 )
 
     @property

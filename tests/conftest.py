@@ -1,5 +1,6 @@
 """Strictness for every test, and the small problems they share."""
 
+import logging
 import os
 import pathlib
 import tempfile
@@ -26,6 +27,15 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 _compiled = tempfile.TemporaryDirectory(prefix="fedjax_flat_tests_")
 jax.config.update("jax_compilation_cache_dir", _compiled.name)
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+
+
+@pytest.fixture(autouse=True)
+def logging_as_it_was():
+    """What --quiet does to a test's log messages ends with it."""
+    logger = logging.getLogger("fedjax_flat")
+    level = logger.level
+    yield
+    logger.setLevel(level)
 
 
 class Problem(testing.Problem):

@@ -170,9 +170,9 @@ def test_surface_resumes_and_is_exact_at_its_centre(runs, monkeypatch):
     means = analysis.loss_of(trained, "train", 50).means(trained.model().params)
     assert grid["loss"][1, 1] == float(means["loss"])
     path = next(folder.glob("surface_global*.npz"))
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
+    with np.load(path) as arrays:
+        changed = {**arrays, "loss": arrays["loss"] + 1}
+    np.savez(path, **changed)
     with pytest.warns(UserWarning, match="damaged or of an earlier version: computed again"):
         analysis.surfaces(runs[:1], **options)
     with np.load(path) as arrays:

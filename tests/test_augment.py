@@ -244,7 +244,7 @@ def test_wrong_crops_and_turns():
             ff.data.preprocess(data, **given)
     with pytest.raises(ff.UsageError, match="crop_padding = 2 and resized_crop = 8"):
         ff.validate(small_config(data__crop_padding=2, data__resized_crop=8))
-    with pytest.raises(ff.UsageError, match="fedsgd takes one gradient of the examples as they"):
+    with pytest.raises(ff.UsageError, match="fedsgd sees the examples as they are"):
         ff.validate(small_config(algorithm__name="fedsgd", data__rotation=0.1))
     ff.validate(small_config(algorithm__name="fedsgd", data__resized_crop=6))
     rows = ff.data.from_arrays(np.zeros((4, 3), np.float32), np.zeros(4, np.int32))

@@ -84,7 +84,7 @@ def test_training_with_state_on_the_host(tmp_path):
         ({"algorithm__name": "fedgloss", "server__momentum": 0.9}, "is part of fedgloss"),
         ({"algorithm__name": "fedsmoo", "client__sharpness": "sam"}, "an ascent of its own"),
         ({"algorithm__name": "fedsgd", "client__sharpness": "asam"}, "take no local steps"),
-        ({"algorithm__name": "fedsgd", "data__mixup": 1.0}, "one gradient of the examples"),
+        ({"algorithm__name": "fedsgd", "data__mixup": 1.0}, "fedsgd sees the examples as they are"),
         ({"algorithm__name": "fedadam", "server__optimizer": "yogi"}, "the name means adam"),
         ({"algorithm__name": "fedavgm", "server__optimizer": "yogi"}, "SGD with momentum"),
         ({"algorithm__name": "mime", "client__momentum": 0.5}, "mime.momentum"),

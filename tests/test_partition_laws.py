@@ -282,7 +282,7 @@ REGRESSION = dataclasses.replace(
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: per_class(CIFAR10, 10, alpha=0, seed=0), "alpha = 0: expected more than 0"),
+        (lambda: per_class(CIFAR10, 10, alpha=0, seed=0), "alpha = 0: expected a number above 0"),
         (lambda: per_class(CIFAR10, 10, alpha=-1, seed=0), "alpha = -1"),
         (lambda: per_class([0, 1], 3, alpha=1, seed=0), "3 clients for 2 examples"),
         (lambda: per_class([0.1, 1], 1, alpha=1, seed=0), "are no classes"),

@@ -42,9 +42,10 @@ def run(trained, tmp_path):
 
 def start(run, **options):
     """What a training does before its first round: (round, state) that it would go on from."""
-    files = loop._Files(built(), run, allow_other_kernels=False, **{"fresh": False, **options})
+    chosen = {"allow_other_kernels": False, "fresh": False, "init": None, **options}
+    files = loop._Files(built(), run, **chosen)
     with files.explained(), contextlib.closing(files):
-        done, state = files.restore()
+        done, state = files.restore(lambda: None)
         files.begin(done)
     return done, state
 

@@ -65,7 +65,9 @@ def test_from_the_command_line_too(tmp_path, capsys):
 def test_config_json_holds_what_the_run_uses():
     stored = json.loads(config_lib.to_json(small_config()))
     assert "rho" not in stored["client"]
-    assert set(stored["server"]) == {"average", "learning_rate", "momentum", "optimizer"}
+    assert set(stored["server"]) == {
+        "aggregate", "average", "learning_rate", "momentum", "optimizer"
+    }
     assert set(stored["algorithm"]) == {"name", "weighting"}
     assert set(stored["partition"]) == {
         "name", "clients", "alpha", "counts", "size_sigma", "size_alpha", "seed"

@@ -69,7 +69,7 @@ def cosine(a: jax.Array, b: jax.Array) -> jax.Array:
 
 
 METHOD = Method(
-    "moon", "Li 2021", "representations contrasted with the client's last",
+    "moon", "Li 2021", "contrast with the client's last model",
     add=lambda settings: moon(**settings),
     settings={
         "mu": Setting(1.0, "weight of the contrast", at_least=0),

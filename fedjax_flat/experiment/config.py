@@ -55,8 +55,10 @@ SETTINGS: dict[str, Setting] = {
         "auto", "where examples are: host keeps them off the device; auto is device if they fit",
         choices=("auto", "device", "host"),
     ),
-    "data.mean": Setting((), "of the channels, by which inputs are normalised; () is the source's"),
-    "data.std": Setting((), "their deviations; () is the source's"),
+    "data.mean": Setting(
+        (), "of the channels, by which inputs are normalised; () is the source's", items=float
+    ),
+    "data.std": Setting((), "their deviations; () is the source's", items=float),
     "data.features": Setting(
         False, "examples become their features by the network as it starts, computed once and kept "
         "on disk; its classifier alone is the model"
@@ -183,7 +185,8 @@ SETTINGS: dict[str, Setting] = {
     ),
 
     "submodel.tiers": Setting(
-        (), "shares of every hidden layer's units, of which a client trains one; () is all units"
+        (), "shares of every hidden layer's units, of which a client trains one; () is all units",
+        items=float,
     ),
     "submodel.units": Setting("random", "which units a client has", choices=CHOICES),
     "submodel.assignment": Setting(

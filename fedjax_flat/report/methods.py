@@ -65,9 +65,9 @@ def overview() -> str:
         rows.append(
             [
                 name,
-                f"{d['models_down']:.2g} {d['models_up']:.2g}",
+                f"{_short(d['models_down'])} {_short(d['models_up'])}",
                 str(d["gradients_per_step"]),
-                f"{d['client_state']:.2g} {d['server_state']:.2g}",
+                f"{_short(d['client_state'])} {_short(d['server_state'])}",
                 d["summary"],
                 d["paper"],
             ]
@@ -107,6 +107,11 @@ def page(name: str) -> str:
     width = max(map(len, facts))
     lines += [f"{name.ljust(width)}  {text}" for name, text in facts.items()]
     return "\n".join(lines)
+
+
+def _short(models: float) -> str:
+    """Two digits after the point, if there are any; none from 10 on."""
+    return f"{models:.0f}" if models >= 10 else f"{models:.2f}".rstrip("0").rstrip(".")
 
 
 def _floats(tree: Any) -> int:
