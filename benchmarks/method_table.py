@@ -80,7 +80,7 @@ def main() -> None:
             row += [
                 becomes.get(name, ""),
                 *ends,
-                f"{d['models_down']:g} {d['models_up']:g}",
+                f"{d['models_down']:.3g} {d['models_up']:.3g}",
                 f"{4 * 797_962 * d['client_state'] / 1e6:.1f} MB",
             ]
         else:
