@@ -107,11 +107,11 @@ _SETTINGS = {
 }
 METHOD = (
     Method(
-        "fedgkd", "Yao 2021", "the mean of former global models teaches",
+        "fedgkd", "Yao 2021", "the mean of former models teaches",
         add=lambda settings: fedgkd(**settings), settings=_SETTINGS,
     ),
     Method(
-        "fedgkd_vote", "Yao 2021", "former global models teach, each by itself",
+        "fedgkd_vote", "Yao 2021", "former global models teach one by one",
         add=lambda settings: fedgkd(vote=True, **settings), settings=_SETTINGS, group="fedgkd",
     ),
 )

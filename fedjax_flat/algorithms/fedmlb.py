@@ -55,7 +55,7 @@ def fedmlb(*, lambda1: float = 1.0, lambda2: float = 1.0) -> Addition:
 
 
 METHOD = Method(
-    "fedmlb", "Kim 2022", "local blocks judged by frozen global ones",
+    "fedmlb", "Kim 2022", "local blocks judged by frozen ones",
     add=lambda settings: fedmlb(**settings),
     settings={
         "lambda1": Setting(1.0, "weight of the paths' cross-entropy", at_least=0),

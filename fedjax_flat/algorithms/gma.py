@@ -65,7 +65,7 @@ def mask(deltas: jax.Array, clients: Any, threshold: float) -> jax.Array:
 
 
 METHOD = Method(
-    "gma", "Tenison 2023", "coordinates of one sign move all the way",
+    "gma", "Tenison 2023", "coordinates of one sign move in full",
     lambda p: gma(p.client, p.server_optimizer, weighting=p.weighting, **p.settings),
     settings={"threshold": Setting(
         0.4, "agreement from which on a coordinate is not held back", at_least=0, at_most=1
