@@ -175,6 +175,14 @@ def _add_runs(commands) -> None:
                          help="smooth the curves first: s = DECAY s + (1 - DECAY) a, e.g. 0.9")
     compare.set_defaults(call=run.compare)
 
+    weigh = commands.add_parser(
+        "weigh", help="what a client's update weighs by every codec: three rules, and real bytes"
+    )
+    weigh.add_argument("run", metavar="RUN")
+    weigh.add_argument("--client", type=int, default=0, metavar="K", help="whose (default 0)")
+    weigh.add_argument("--data", help="data folder (default: $FEDJAX_FLAT_DATA)")
+    weigh.set_defaults(call=run.weigh)
+
     clients = commands.add_parser(
         "clients", help="how a model does on each client's examples along the rounds"
     )

@@ -76,6 +76,15 @@ def compare(args, rest: list[str]) -> int:
     return 0
 
 
+def weigh(args, rest: list[str]) -> int:
+    """What an update weighs by every codec."""
+    from fedjax_flat.report.weight import weigh
+
+    refuse_unknown(rest)
+    print(weigh(args.run, args.client, args.data))
+    return 0
+
+
 def data(args, rest: list[str]) -> int:
     """Who owns what."""
     from fedjax_flat.report.ownership import ownership

@@ -222,21 +222,24 @@ def test_signs():
     close(in_numpy(down, learned), in_numpy(vote, learned))
 
 
-def test_rotation():
-    x = np.random.default_rng(0).normal(size=256).astype(np.float32)
-    for size in (1, 2, 128, 256):
-        ours = np.asarray(rotation_lib.hadamard(jnp.asarray(x[:size])))
-        np.testing.assert_allclose(ours, ref.hadamard(size) @ x[:size], rtol=0, atol=1e-5)
+def test_rotation(monkeypatch):
+    x = np.random.default_rng(0).normal(size=(3, 256)).astype(np.float32)
+    for size in (1, 2, 256):
+        ours = np.asarray(rotation_lib.hadamard(jnp.asarray(x[:, :size])))
+        np.testing.assert_allclose(ours, x[:, :size] @ ref.hadamard(size), rtol=0, atol=1e-5)
+    monkeypatch.setattr(rotation_lib, "BLOCK", 16)  # so that the kernel is three blocks
     tree = part(model())
     learned = list(tree)[:2]
     _, decoded = through(CODECS["rotation"], tree)
     for name in learned:
         values = np.asarray(tree[name], float).ravel()
-        key = ff.rng.fold(KEY, name, "signs")
-        signs = np.asarray(jax.random.rademacher(key, values.shape, jnp.float32), float)
-        padded = 1 << (values.size - 1).bit_length()
-        uniforms = uniforms_of(KEY, name, "levels")((padded,))
-        theirs = ref.rotation_sketch(values, signs, uniforms, bits=3)
+        signs = np.asarray(rotation_lib.signs_of(name, values.size, KEY), float)
+        length = min(16, values.size)
+        uniforms = uniforms_of(KEY, name, "levels")((-(-values.size // length), length))
+        padded = np.pad(signs * values, (0, -values.size % length)).reshape(-1, length)
+        theirs = [ref.rotation_sketch(v, np.ones(length), u, bits=3)
+                  for v, u in zip(padded, uniforms, strict=True)]
+        theirs = signs * ref.flat(theirs)[: values.size]
         np.testing.assert_allclose(decoded[name].ravel(), theirs, rtol=0, atol=1e-5)
     assert_rest_is_exact(tree, decoded, learned)
 

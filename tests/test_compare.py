@@ -7,6 +7,7 @@ from conftest import small_config
 
 from fedjax_flat import cli
 from fedjax_flat.experiment import config
+from fedjax_flat.report import tables
 from fedjax_flat.run import metrics
 
 
@@ -14,7 +15,7 @@ def records(accuracies, floats, model="global"):
     out = []
     for t, accuracy in enumerate(accuracies, 1):
         out.append({"round": t, "split": "cohort", "model": "local", "loss": 1.0, "drift": 0.1,
-                    "accuracy": 0.0, "bytes_down": floats, "bytes_up": 2 * floats})
+                    "accuracy": 0.0, "clients": 2, "bytes_down": floats, "bytes_up": 2 * floats})
         out.append({"round": t, "split": "test", "model": model, "loss": 1.0, "accuracy": accuracy})
     return out
 
@@ -43,10 +44,24 @@ def test_table_of_runs(tmp_path, capsys):
     assert cli.main(["compare", a, b, c, "--figure", str(figure)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert "rounds to 50.00 %" in lines[0]
-    assert lines[2].split() == ["base", "global", "50.00", "±", "0.00", "3", "0.75", "B"]
-    assert lines[3].split() == ["fast", "global", "75.00", "±", "5.00", "2", "1.00", "B"]
-    assert lines[4].split() == ["never", "global", "15.00", "±", "5.00", "-", "-"]
+    assert lines[2].split() == ["base", "global", "50.00", "±", "0.00", "3", "0.75", "B",
+                                "5", "B", "(1x)", "10", "B", "(1x)"]
+    assert lines[3].split() == ["fast", "global", "75.00", "±", "5.00", "2", "1.00", "B",
+                                "10", "B", "(0.5x)", "20", "B", "(0.5x)"]
+    assert lines[4].split()[:7] == ["never", "global", "15.00", "±", "5.00", "-", "-"]
+    assert max(map(len, lines)) <= 120
     assert figure.stat().st_size > 1000
+
+
+def test_the_factor_is_the_first_runs_over_this_ones(tmp_path, capsys):
+    a = write(tmp_path / "plain", records([0.5, 0.5], 20_000_000))
+    b = write(tmp_path / "less", records([0.5, 0.5], 100_000))
+    assert cli.main(["compare", a, b]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[2].split()[-6:] == ["10", "MB", "(1x)", "20", "MB", "(1x)"]
+    assert lines[3].split()[-6:] == ["50", "kB", "(200x)", "100", "kB", "(200x)"]
+    sizes = [tables.bytes_of(n) for n in (0, 999, 1e3, 6.76e6)]
+    assert sizes == ["0 B", "999 B", "1 kB", "6.76 MB"]
 
 
 def test_no_run_there(tmp_path, capsys):

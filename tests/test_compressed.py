@@ -16,7 +16,7 @@ from methods import algorithm_of, clients, problem
 from test_packets import femnist
 
 import fedjax_flat as ff
-from fedjax_flat import testing, wire
+from fedjax_flat import cli, testing, wire
 from fedjax_flat.engine.round import traffic
 from fedjax_flat.testing import SIZES
 from fedjax_flat.wire.cache import catch_up_bits
@@ -259,7 +259,7 @@ def test_a_codec_of_ones_own():
         wire.CODECS.remove("part")
 
 
-def test_metrics_of_a_run(tmp_path):
+def test_metrics_of_a_run(tmp_path, capsys):
     """From the command line's settings to bytes: STC up, and what comes back after a stop."""
     config = small_config(rounds=4, wire__up="stc", wire__rate=0.01, wire__feedback=True)
     whole = ff.train(config, tmp_path / "a", progress=False)
@@ -267,6 +267,11 @@ def test_metrics_of_a_run(tmp_path):
     ff.train(half, tmp_path / "b", progress=False)
     again = ff.train(config, tmp_path / "b", progress=False)
     assert_same_bits(again.state, whole.state)
+    assert cli.main(["weigh", str(tmp_path / "a")]) == 0
+    lines = {line.split()[0]: line.split() for line in capsys.readouterr().out.splitlines()[4:]}
+    assert set(lines) == {*wire.CODECS} - {"layer_stc", "sstc"} | {"layer_stc:", "sstc:"}
+    assert 3.9 < float(lines["8bit"][-2].strip("x")) < 4
+    assert float(lines["8bit"][-1]) < 0.02 < float(lines["stc"][-1]) < 1
     record = next(r for r in whole.records if r["split"] == "cohort")
     sizes = [x.shape for x in jax.tree.leaves(whole.models["global"].params)]
     kernels = sum(int(np.prod(s)) for s in sizes if len(s) > 1)

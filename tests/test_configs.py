@@ -225,9 +225,28 @@ def test_hyper_parameters_of_table_7_3(options, expected):
     assert {name: flat[name] for name in expected} == expected
 
 
+compression = runpy.run_path(str(FOLDER / "compression.py"))
+
+
+@pytest.mark.parametrize("table", compression["TABLES"])
+@pytest.mark.parametrize("data", compression["DATA"])
+def test_every_row_of_the_compression_tables(data, table):
+    for method in ("fedavg", "stc", "sstc", *(f"layer_stc,rates={n}" for n in (1, 2, 3, 4))):
+        c = compression["get_config"](f"{data},table={table},method={method}")
+        config_lib.validate(c)
+        assert (c.rounds, c.client.epochs) == ((1000 if table == "4.1" else 200), 5)
+        assert c.client.nesterov == (table == "5.2")
+        if method != "fedavg":
+            assert c.wire.accounting == ("index" if table == "4.1" else "word")
+        if "rates" in method:
+            assert (c.wire.up, c.wire.rates) == ("layer_stc", method[-1])
+
+
 @pytest.mark.parametrize(
     ("make", "options", "sentence"),
     [
+        (compression, "cifar10", "data = 'cifar10': expected one of femnist"),
+        (compression, "mnist,table=5.3", "table = '5.3': expected one of 4.1, 5.2"),
         (mnist, "fedavg,alpha=3", "alpha = 3: the document has 2, 0.8, 0.5, 0.1, 0"),
         (mnist, "fedadam", "method = 'fedadam': expected one of fedsgd"),
         (mora, "fedmlb,alpha=0.5", "alpha = 0.5: expected one of 0.3, 0.1"),

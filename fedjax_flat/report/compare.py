@@ -3,7 +3,8 @@
 Rounds to a target score and the communication until then are those of the FedGloSS paper's table
 of costs: the target is the first run's score unless one is given, and B what that run sent in all
 its rounds. With `smooth`, the curves are first smoothed as Mora (2023) does, s_t = 0.9 s_{t-1} +
-0.1 a_t.
+0.1 a_t. What a client receives and sends in a round is an average over the run, and in brackets
+how many times less than in the first run it is, the compression factor.
 """
 
 import pathlib
@@ -39,9 +40,12 @@ def compare(
             f"{first} has no trained round yet, of which the communication would be counted: train "
             "it, or put another run first."
         )
+    plain = metrics.bytes_per_client(records[first])
     rows = []
     for run, found in records.items():
         models = dict.fromkeys(r["model"] for r in found if r["split"] == split)
+        ways = zip(metrics.bytes_per_client(found), plain, strict=True)
+        sent = [f"{tables.bytes_of(n)} ({of / n if n else 1:.3g}x)" for n, of in ways]
         for model in models:
             mean, deviation, _ = metrics.window_mean(found, window[run], split=split, model=model)
             reached = metrics.rounds_to(
@@ -55,11 +59,12 @@ def compare(
                     tables.percent(mean, deviation),
                     "-" if reached is None else str(reached),
                     "-" if spent is None else f"{spent:.2f} B",
+                    *sent,
                 ]
             )
     to_target = f"rounds to {100 * target:.2f} %"
     score = metrics.score_name(records[first])
-    header = ["run", "model", f"{split} {score} (%)", to_target, "sent by then"]
+    header = ["run", "model", f"{split} {score} (%)", to_target, "sent by then", "down", "up"]
     text = tables.table(header, rows, left=(0, 1))
     if figure is not None:
         curves = {pictures.label(run): [found] for run, found in records.items()}

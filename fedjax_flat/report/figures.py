@@ -14,9 +14,17 @@ Runs = Mapping[str, Sequence[list[dict]]]
 
 
 def score_curves(runs: Runs, path: str | os.PathLike, *, split: str = "test") -> pathlib.Path:
-    """The score and client drift by round: a colour per label, its runs' mean and deviation."""
-    figure, (accuracy, drift) = pictures.new_figure(1, 2, (9, 3.4))
+    """The score and client drift by round: a colour per label, its runs' mean and deviation.
+
+    If the runs do not all send as much, the score by what was sent too.
+    """
+    sent = {round(sum(metrics.bytes_per_client(seeds[0]))) for seeds in runs.values()}
+    panels = 3 if len(sent) > 1 else 2
+    figure, (accuracy, *by_bytes, drift) = pictures.new_figure(1, panels, (4.5 * panels, 3.4))
     draw_score(accuracy, runs, split)
+    for axes in by_bytes:
+        draw_score(axes, runs, split, by_bytes=True)
+        axes.get_legend().remove()
     for i, (label, seeds) in enumerate(runs.items()):
         rounds, mean, _ = _mean_curve(seeds, split="cohort", model="local", name="drift")
         drift.plot(rounds, mean, color=f"C{i}", linewidth=0.5, alpha=0.35)
@@ -83,22 +91,28 @@ def overview(
     return pictures.save(figure, path)
 
 
-def draw_score(axes, runs: Runs, split: str) -> None:
-    """Curves of every model on a split."""
+def draw_score(axes, runs: Runs, split: str, *, by_bytes: bool = False) -> None:
+    """Curves of every model on a split, by round or by what all clients received and sent."""
     lowest = 100.0
     for i, (label, seeds) in enumerate(runs.items()):
         models = [m for m, s in metrics.evaluated(seeds[0]) if s == split]
         for style, model in zip(("-", "--", ":", "-."), models, strict=False):
             rounds, mean, deviation = _mean_curve(seeds, split=split, model=model)
+            late = rounds >= rounds.max() / 4
+            if by_bytes:
+                rounds = np.array([metrics.bytes_until(seeds[0], t) for t in rounds]) / 1e6
             name = f"{label} ({model})" if len(models) > 1 and model != "global" else label
             mean, deviation = 100 * mean, 100 * deviation
             axes.plot(rounds, mean, style, color=f"C{i}", label=name, linewidth=1.5)
             axes.fill_between(
                 rounds, mean - deviation, mean + deviation, color=f"C{i}", alpha=0.15, linewidth=0
             )
-            lowest = min(lowest, *mean[rounds >= rounds.max() / 4])  # the first rounds hide all
+            lowest = min(lowest, *mean[late])  # the first rounds hide all
     score = metrics.score_name(next(iter(runs.values()))[0])
-    axes.set(xlabel="round", ylabel=f"{split} {score} (%)", ylim=(0.95 * lowest, None))
+    by = "megabytes sent" if by_bytes else "round"
+    axes.set(xlabel=by, ylabel=f"{split} {score} (%)", ylim=(0.95 * lowest, None))
+    if by_bytes:
+        axes.set_xscale("log")
     axes.grid(alpha=0.25)
     axes.legend(frameon=False)
 

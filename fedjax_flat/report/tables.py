@@ -42,3 +42,10 @@ def named(label: str, path: Any) -> str:
 def percent(mean: float, deviation: float) -> str:
     """Mean and spread over the last rounds: '91.27 ± 0.40'."""
     return f"{100 * mean:.2f} ± {100 * deviation:.2f}"
+
+
+def bytes_of(count: float) -> str:
+    """'6.76 MB'."""
+    units = ("B", "kB", "MB", "GB", "TB")
+    power = max(0, min(len(units) - 1, (len(str(int(count))) - 1) // 3))
+    return f"{count / 1000**power:.3g} {units[power]}"

@@ -175,6 +175,14 @@ def rounds_to(records, target: float, *, smooth: float = 0.0, **selection) -> in
     return int(reached[0]) if len(reached) else None
 
 
+def bytes_per_client(records) -> tuple[float, float]:
+    """What a client receives and sends in a round, on average."""
+    cohorts = [r for r in records if r["split"] == "cohort"]
+    clients = max(1, sum(r["clients"] for r in cohorts))
+    down, up = (sum(r[name] for r in cohorts) / clients for name in ("bytes_down", "bytes_up"))
+    return down, up
+
+
 def bytes_until(records, last_round: int | None = None) -> int:
     """Bytes sent, down and up, in all rounds or up to `last_round`."""
     return sum(

@@ -4,12 +4,13 @@ Konecny et al., "Federated learning: strategies for improving communication effi
 Caldas et al., "Expanding the reach of federated learning by reducing client resource requirements"
 (2018), who send the model down this way too: here as well it is the message itself that is encoded.
 
-    z = H D x / sqrt(size),   D random signs, H the Walsh-Hadamard matrix, x padded to a power of 2
+    z = H D x / sqrt(n),    D random signs, H the Walsh-Hadamard matrix of a power of two, n
     sent: z on 2^bits levels from its least to its largest, up or down at random, its mean as is;
           least, step, and the seed of D
 
-Rotated numbers are much alike, so that levels lose less. Every tensor by itself; padding is sent.
-Statistics travel as they are.
+Rotated numbers are much alike, so that levels lose less. Every tensor by itself, in blocks of n =
+8192 numbers (the papers rotate all of it, padded to a power of two, which would be sent as well),
+the last one padded with zeros; a smaller tensor is one block. Statistics travel as they are.
 """
 
 import math
@@ -17,7 +18,6 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import struct
 
 from fedjax_flat import rng
@@ -27,11 +27,11 @@ from fedjax_flat.wire.packet import Levels
 from fedjax_flat.wire.qsgd import stochastic
 from fedjax_flat.wire.stc import Packet
 
-AT_ONCE = 64  # factors of H that are multiplied as matrices
+BLOCK = 8192
 
 
 class Rotated(struct.PyTreeNode):
-    """A tensor's packet."""
+    """A tensor's packet; least and step of every block."""
 
     levels: Levels
     least: jax.Array
@@ -51,9 +51,9 @@ def rotation(bits: int = 4, accounting: str = "index") -> Codec:
     top = 2**bits - 1
 
     def one(name, x, key):
-        z = hadamard(_padded(_signs(name, x.size, key) * x.reshape(-1)))
-        least, largest = jnp.min(z), jnp.max(z)
-        step = (largest - least) / top
+        z = hadamard(in_blocks(signs_of(name, x.size, key) * x.reshape(-1)))
+        least = jnp.min(z, axis=1, keepdims=True)
+        step = (jnp.max(z, axis=1, keepdims=True) - least) / top
         a = (z - least) / jnp.where(step > 0, step, 1)
         levels = jnp.clip(stochastic(a, rng.fold(key, name, "levels")), 0, top)
         return Rotated(Levels(levels.astype(jnp.int32), top + 1), least, step, x.shape)
@@ -73,39 +73,32 @@ def rotation(bits: int = 4, accounting: str = "index") -> Codec:
         def of(name, p):
             z = hadamard(p.least + p.step * p.levels.values.astype(p.least.dtype))
             size = math.prod(p.shape)
-            return (_signs(name, size, key) * z[:size]).reshape(p.shape)
+            return (signs_of(name, size, key) * z.reshape(-1)[:size]).reshape(p.shape)
 
         return {**{n: of(n, p) for n, p in packet.sent.tensors.items()}, **packet.rest}
 
     return stateless(encode, decode, accounting, changes=False)
 
 
-def _signs(name: str, size: int, key: jax.Array) -> jax.Array:
-    """D of a tensor."""
-    return jax.random.rademacher(rng.fold(key, name, "signs"), (size,), jnp.float32)
+def signs_of(name: str, size: int, key: jax.Array) -> jax.Array:
+    """D of a tensor: every bit of random words is one."""
+    words = jax.random.bits(rng.fold(key, name, "signs"), (-(-size // 32), 1), jnp.uint32)
+    bits = words >> jnp.arange(32, dtype=jnp.uint32)[None] & 1
+    return 1 - 2 * bits.reshape(-1)[:size].astype(jnp.float32)
 
 
-def _padded(x: jax.Array) -> jax.Array:
-    return jnp.pad(x, (0, 2 ** (x.size - 1).bit_length() - x.size))
+def in_blocks(x: jax.Array) -> jax.Array:
+    """A vector as rows, padded with zeros."""
+    length = min(BLOCK, 2 ** (x.size - 1).bit_length())
+    return jnp.pad(x, (0, -x.size % length)).reshape(-1, length)
 
 
 def hadamard(x: jax.Array) -> jax.Array:
-    """H x / sqrt(size) of a vector whose size is a power of two; twice is x again.
-
-    H is a Kronecker product of small ones: each multiplies one axis, and takes it to the end.
-    """
-    left = x.size
-    while left > 1:
-        factor = min(left, AT_ONCE)
-        left //= factor
-        small = jnp.asarray(_matrix(factor), x.dtype)
-        x = jnp.matmul(x.reshape(factor, -1).T, small, precision="highest").reshape(-1)
-    return x
-
-
-def _matrix(n: int) -> np.ndarray:
-    """The orthonormal matrix in Sylvester's order."""
-    h = np.ones((1, 1))
-    while len(h) < n:
-        h = np.kron(np.array([[1, 1], [1, -1]]), h)
-    return h / math.sqrt(n)
+    """H z / sqrt(n) of every row z, in log2(n) steps of sums and differences; twice is z again."""
+    rows, n = x.shape
+    half = 1
+    while half < n:
+        pairs = x.reshape(rows, -1, 2, half)
+        x = jnp.stack([pairs[:, :, 0] + pairs[:, :, 1], pairs[:, :, 0] - pairs[:, :, 1]], axis=2)
+        x, half = x.reshape(rows, n), 2 * half
+    return x / math.sqrt(n)
