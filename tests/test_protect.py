@@ -211,7 +211,7 @@ def test_epsilon():
     every = of(noise=5.0, cohort=1000, rounds=30, sampling="bernoulli")
     assert every == pytest.approx(gaussian_epsilon(5.0, 30, 1e-5), rel=0.01)
     some = of(noise=1.0, cohort=10, rounds=1000, sampling="bernoulli")
-    # the package's own README-style example: RdpAccountant, q = 0.01, z = 1, 1000 steps
+    # RdpAccountant of dp-accounting 0.6.0, composed by hand: q = 0.01, z = 1, 1000 steps
     assert some == pytest.approx(2.101, abs=0.001)
     assert of(noise=1.0, cohort=10, rounds=1000, sampling="uniform") > some
     assert of(noise=2.0, cohort=10, rounds=1000, sampling="bernoulli") < some

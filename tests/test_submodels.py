@@ -181,6 +181,8 @@ def test_units_and_tiers_are_drawn_uniformly():
     keys = rng.fold_each(jax.random.key(3), 600)
     drawn = np.asarray(jax.vmap(lambda key: highest(unit_draws(key, (4, 9))[1], 6))(keys))
     assert (np.diff(drawn, axis=1) > 0).all(), "ascending, so distinct"
+    one, other = unit_draws(keys[0], (9, 9))
+    assert (np.asarray(one) != np.asarray(other)).any(), "layers are drawn apart"
     counts = np.bincount(drawn.ravel(), minlength=9)
     assert np.abs(counts - 400).max() < 5 * np.sqrt(600 * 2 / 9)
     tiers = np.asarray(jax.vmap(lambda key: tier_of(key, 0, 3))(keys))
