@@ -222,6 +222,7 @@ def test_signs():
     close(in_numpy(down, learned), in_numpy(vote, learned))
 
 
+@pytest.mark.slow
 def test_rotation(monkeypatch):
     x = np.random.default_rng(0).normal(size=(3, 256)).astype(np.float32)
     for size in (1, 2, 256):

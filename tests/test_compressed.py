@@ -259,6 +259,7 @@ def test_a_codec_of_ones_own():
         wire.CODECS.remove("part")
 
 
+@pytest.mark.slow
 def test_metrics_of_a_run(tmp_path, capsys):
     """From the command line's settings to bytes: STC up, and what comes back after a stop."""
     config = small_config(rounds=4, wire__up="stc", wire__rate=0.01, wire__feedback=True)

@@ -329,7 +329,7 @@ def test_bytes_are_those_of_the_tiers_drawn(tmp_path):
     [
         ({"submodel__tiers": (0.8, 0.0)}, r"tiers = \(0.8, 0.0\): expected shares"),
         ({"submodel__tiers": (1.2,)}, "more than 0 and at most 1"),
-        ({"submodel__tiers": ("a",)}, "expected shares of units"),
+        ({"submodel__tiers": ("a",)}, "expected floats, e.g."),
         ({"submodel__coverage": True}, "submodel.tiers is empty: clients train all units"),
         ({"submodel__tiers": (0.5,), "submodel__assignment": "fixed"}, "there is one tier"),
         ({"submodel__tiers": (0.5,), "submodel__units": "orderd"}, "Did you mean 'ordered'"),

@@ -178,8 +178,9 @@ def rounds_to(records, target: float, *, smooth: float = 0.0, **selection) -> in
 def bytes_per_client(records) -> tuple[float, float]:
     """What a client receives and sends in a round, on average."""
     cohorts = [r for r in records if r["split"] == "cohort"]
-    clients = max(1, sum(r["clients"] for r in cohorts))
-    down, up = (sum(r[name] for r in cohorts) / clients for name in ("bytes_down", "bytes_up"))
+    total = lambda name: sum(r.get(name, 0) for r in cohorts)
+    clients = max(1, total("clients"))
+    down, up = (total(name) / clients for name in ("bytes_down", "bytes_up"))
     return down, up
 
 
