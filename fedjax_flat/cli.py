@@ -84,7 +84,7 @@ def _first_line(error: Exception) -> str:
     return (str(error).splitlines() or [""])[0][:200].rstrip(".")
 
 
-def _keep_traceback(args: argparse.Namespace) -> pathlib.Path:
+def _keep_traceback(args: argparse.Namespace) -> pathlib.Path | str:
     """Writes the traceback into the run folder, or else where temporary files go."""
     run = getattr(args, "run", None) or next(iter(getattr(args, "runs", ())), None)
     now = datetime.datetime.now(datetime.UTC)
@@ -94,9 +94,11 @@ def _keep_traceback(args: argparse.Namespace) -> pathlib.Path:
         with contextlib.suppress(OSError):
             disk.write_atomically(pathlib.Path(run) / name, text)
             return pathlib.Path(run) / name
-    path = pathlib.Path(tempfile.mkdtemp(prefix="fedjax_flat-")) / name
-    disk.write_atomically(path, text)
-    return path
+    with contextlib.suppress(OSError):
+        path = pathlib.Path(tempfile.mkdtemp(prefix="fedjax_flat-")) / name
+        disk.write_atomically(path, text)
+        return path
+    return "no file, as none could be written"
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -66,9 +66,9 @@ def cut(path):
 def test_fresh_deletes_what_this_program_wrote_and_nothing_else(run, tmp_path, caplog):
     ours = {p.relative_to(run) for p in run.rglob("*")}
     mine = {"thesis.tex", "figures/mine.png", "checkpoints/notes.txt", "landscape/paper.png",
-            "curvature/results.json", "config.json.bak"}
+            "curvature/results.json", "config.json.bak", "figures/clients_a.png/mine.txt"}
     for name in mine:
-        (run / name).parent.mkdir(exist_ok=True)
+        (run / name).parent.mkdir(exist_ok=True, parents=True)
         (run / name).write_text("years of work")
     for name in ("curvature/global_train10_lanczos5.npz", "landscape/.partial-x.vectors",
                  "landscape/surface_a.html", "imports/0_mine.py", "tensorboard/events.out.1"):
@@ -209,6 +209,18 @@ def test_a_damaged_mark_is_no_reason_to_stop(run):
     assert mark.is_marked(run)
     assert start(run)[0] == 4
     assert mark.read(run)["partition"] == built().partition.content_hash
+
+
+@pytest.mark.parametrize("text", [
+    "[]", '{"imports": [5]}', '{"imports": 5}', '{"no_such_setting": 1}', '{"rounds": "x"}', "\0",
+])
+def test_a_config_that_is_none(run, text):
+    (run / "config.json").write_text(text)
+    with pytest.warns(UserWarning, match="config.json cannot be read .*: the copy in .* is taken"):
+        assert RunFolder(run).config().rounds == 4
+    mark.write(run, config={"no_such_setting": 1})  # of another version
+    with pytest.raises(ff.UsageError, match="cannot be read as the settings of a run"):
+        RunFolder(run).config()
 
 
 def test_settings_that_are_lost_everywhere_can_be_given_again(run):

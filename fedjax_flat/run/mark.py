@@ -69,7 +69,8 @@ def ours(folder: pathlib.Path) -> list[pathlib.Path]:
         if name != "." and inside.is_symlink():
             found.append(inside)  # the link; where it leads is not ours
         elif inside.is_dir():
-            found += [p for p in inside.iterdir() if re.fullmatch(pattern, p.name)]
+            named = [p for p in inside.iterdir() if re.fullmatch(pattern, p.name)]
+            found += [p for p in named if name == "checkpoints" or p.is_symlink() or p.is_file()]
     return sorted(found)
 
 

@@ -75,18 +75,19 @@ class RunFolder:
 
     def config(self) -> ml_collections.ConfigDict:
         """The settings of the run that is here; imports the files that they need."""
-        copy = mark.read(self.path).get("config")
         try:
             found = self._parsed(self.config_file.read_bytes())
         except (OSError, _DamagedError) as e:
+            copy = self._copied_config()
             if copy is None:
                 raise self._lost(e) from e
             warnings.warn(
                 f"{self.config_file} cannot be read ({e}): the copy in {mark.MARK} is taken",
                 stacklevel=2,
             )
-            return self._parsed(json.dumps(copy))
-        changed = config_lib.differences(self._parsed(json.dumps(copy)), found) if copy else []
+            return copy
+        copy = self._copied_config()
+        changed = config_lib.differences(copy, found) if copy else []
         if changed:
             raise errors.UsageError(
                 f"{self.config_file} is not what the run was trained with:\n  "
@@ -95,10 +96,17 @@ class RunFolder:
             )
         return found
 
+    def _copied_config(self) -> ml_collections.ConfigDict | None:
+        copy = mark.read(self.path).get("config")
+        try:
+            return self._parsed(json.dumps(copy)) if copy else None
+        except _DamagedError:  # sound, but of another version
+            return None
+
     def _parsed(self, text: str | bytes) -> ml_collections.ConfigDict:
         try:
             values = json.loads(text)
-            files = list(values.get("imports", ()))
+            files = [os.fspath(file) for file in values.get("imports", ())]
         except (ValueError, AttributeError, TypeError) as e:
             raise _DamagedError(e) from e
         values["imports"] = [self._import(i, file) for i, file in enumerate(files)]
