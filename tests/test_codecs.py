@@ -135,11 +135,11 @@ def test_sstc(variant, digits):
     a, b, chosen = ref.sstc(conv, [fc], 0.1, 0.25, variant)
     close(in_numpy(decoded), [*a, *b])
     assert_rest_is_exact(tree, decoded)
-    masks = [np.asarray(packet.sent.kernels.chosen[n]) for n in KERNELS[:2]]
+    masks = [np.asarray(packet.sent.signs.chosen[n]) for n in KERNELS[:2]]
     assert np.flatnonzero(ref.flat(masks)).tolist() == chosen.tolist()
     few, decoded = through(wire.sstc(1.0, 1 / 24, variant), tree)  # fewer are open than asked for
     assert np.count_nonzero(ref.flat(masks)) == 6
-    assert few.sent.dense.kept == 9 + fc.size
+    assert few.sent.signs.survivors == 9 + fc.size
 
 
 @pytest.mark.parametrize("digits", [9, 0])
