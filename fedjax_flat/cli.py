@@ -181,6 +181,8 @@ def _add_runs(commands) -> None:
         "weigh", help="what a client's update weighs by every codec: three rules, and real bytes"
     )
     weigh.add_argument("run", metavar="RUN")
+    weigh.add_argument("--codec", dest="codecs", action="append", default=[], metavar="NAME",
+                       help="only this one, or these (default: all)")
     weigh.add_argument("--client", type=int, default=0, metavar="K", help="whose (default 0)")
     weigh.add_argument("--data", help="data folder (default: $FEDJAX_FLAT_DATA)")
     weigh.set_defaults(call=run.weigh)

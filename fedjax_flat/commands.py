@@ -81,7 +81,7 @@ def weigh(args, rest: list[str]) -> int:
     from fedjax_flat.report.weight import weigh
 
     refuse_unknown(rest)
-    print(weigh(args.run, args.client, args.data))
+    print(weigh(args.run, args.client, args.codecs, args.data))
     return 0
 
 

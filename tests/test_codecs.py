@@ -135,11 +135,11 @@ def test_sstc(variant, digits):
     a, b, chosen = ref.sstc(conv, [fc], 0.1, 0.25, variant)
     close(in_numpy(decoded), [*a, *b])
     assert_rest_is_exact(tree, decoded)
-    masks = [np.asarray(packet.sent.kernels.chosen[n]) for n in KERNELS[:2]]
+    masks = [np.asarray(packet.sent.signs.chosen[n]) for n in KERNELS[:2]]
     assert np.flatnonzero(ref.flat(masks)).tolist() == chosen.tolist()
     few, decoded = through(wire.sstc(1.0, 1 / 24, variant), tree)  # fewer are open than asked for
     assert np.count_nonzero(ref.flat(masks)) == 6
-    assert few.sent.dense.kept == 9 + fc.size
+    assert few.sent.signs.survivors == 9 + fc.size
 
 
 @pytest.mark.parametrize("digits", [9, 0])
@@ -254,7 +254,7 @@ def test_feedback_loses_nothing(name):
     codec = wire.feedback(CODECS[name])
     state, sent, total = codec.init(model()), None, None
     add = lambda a, b: b if a is None else jax.tree.map(jnp.add, a, b)
-    for seed in range(6):
+    for seed in range(4):
         update = model(seed)
         with jax.disable_jit():
             packet, state = codec.encode(update, state, jax.random.key(seed))

@@ -43,9 +43,9 @@ def test_bits_of_what_is_counted():
     for codec, n_of in ((wire.sbc(0.1), 0), (wire.sstc(0.1, 0.25), 1)):
         packet, decoded = through(codec, tree)
         most = codec.bits(tree)
-        part = packet.sent.signs if n_of == 0 else packet.sent.dense
-        found = sum(np.count_nonzero(decoded[n]) for n in part.values)
-        each = part.size.bit_length() + n_of
+        sparse = packet.sent.signs if n_of == 0 else packet.sent.signs.dense
+        found = sum(np.count_nonzero(decoded[n]) for n in sparse.values)
+        each = sparse.size.bit_length() + n_of
         assert int(codec.weigh(packet)) == most - (round(0.1 * SIZE) - found) * each
         assert found < round(0.1 * SIZE)
 
@@ -70,6 +70,19 @@ def test_bytes_and_back(name):
         pack_lib.unpack(data + b"0", like)
 
 
+def test_convolutions_alone():
+    tree = {name: x for name, x in model().items() if "Conv" in name}
+    for accounting, bits in (("word", 32 * 22), ("index", 6 * (5 + 18) + 32)):
+        codec = wire.sstc(0.1, 0.25, accounting=accounting)
+        packet, decoded = through(codec, tree)
+        assert codec.bits(tree) == int(codec.weigh(packet)) == bits + 32 * 9
+    data = pack_lib.pack(packet)
+    assert len(data) == -(-wire.weigh(packet, "packed") // 8)
+    again = pack_lib.unpack(data, jax.eval_shape(lambda p: p, packet))
+    assert_same_bits(jax.device_get(again), jax.device_get(packet))
+    assert sum(np.count_nonzero(decoded[n]) for n in tree if "kernel" in n) == 22
+
+
 def test_bytes_are_those_of_numpy():
     tree = model()
     kernels = in_numpy(tree)
@@ -78,9 +91,11 @@ def test_bytes_are_those_of_numpy():
     ours = pack_lib.pack(packet.sent.signs)
     assert ours == theirs[:4] + theirs[8:]  # mu stands behind
     packet, _ = through(wire.sstc(0.1, 0.25), tree)
-    conv, _, chosen = ref.sstc(kernels[:2], kernels[2:], 0.1, 0.25)
+    conv, fc, chosen = ref.sstc(kernels[:2], kernels[2:], 0.1, 0.25)
     theirs = ref.encode_kernels(conv, chosen)
-    assert pack_lib.pack(packet.sent.kernels) == theirs[:4] + theirs[8:]
+    dense = ref.encode_stc(fc[0].ravel(), packet.sent.signs.survivors / fc[0].size)
+    ours = pack_lib.pack(packet.sent.signs)
+    assert ours == theirs[:4] + theirs[8:] + dense[:4] + dense[8:]
 
 
 @pytest.mark.parametrize("rate", [0.001, 0.01, 0.1, 0.6])
@@ -139,9 +154,9 @@ def test_factors_of_table_4_1():
     """Convolutions alone: 41x is 2537 survivors of 16 bits, 104.9x kernel numbers of 11 bits."""
     conv = {n: s for n, s in femnist().items() if "Conv" in n and "kernel" in n}
     packet = jax.eval_shape(lambda t: wire.sstc(0.01, 0.125).encode(t, (), KEY)[0], femnist())
-    kernels = packet.sent.kernels
+    kernels = packet.sent.signs
     assert (kernels.kept, sum(x.size for x in conv.values())) == (260, 52_000)
-    ours = kernels.bits("index")
+    ours = kernels.map_bits("index")
     assert round(52_000 * 32 / ours, 1) == 103.2
     assert round(52_000 * 32 / (ours - 260), 1) == 104.9  # 11 bits cannot name 2080 kernels
     stc = wire.Sparse(conv, 2537, value_bits=0).bits("index")

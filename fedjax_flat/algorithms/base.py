@@ -94,6 +94,18 @@ class Algorithm(NamedTuple):
     )
 
 
+def one_exchange(
+    part: Exchange, server: ServerState, state: ClientState, data: ClientData, key: jax.Array
+) -> tuple[Message, Upload]:
+    """What one client would receive and send in the first round; for shapes."""
+    zero = jnp.int32(0)
+    message = part.broadcast(server, zero)
+    if part.address:
+        message = part.address(message, state, zero)
+    reply = part.local(message, state, data, zero, key)
+    return message, Upload(reply.mean, reply.sum, reply.each)
+
+
 _WEIGHTS: dict[str, Callable[[Any], jax.Array]] = {
     "examples": lambda size: jnp.asarray(size, jnp.float32),
     "uniform": lambda size: (jnp.asarray(size) > 0).astype(jnp.float32),

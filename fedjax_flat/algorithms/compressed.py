@@ -24,13 +24,14 @@ different rounds lay apart, and the whole message if s > tau. What shapes do not
 the metrics `bytes_down` and `bytes_up` (Counted).
 """
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from fedjax_flat import errors, parts, rng
-from fedjax_flat.algorithms.base import Algorithm, Exchange, Upload
+from fedjax_flat.algorithms.base import Algorithm, Exchange, Upload, one_exchange
 from fedjax_flat.data import ClientData
 from fedjax_flat.wire import Codec, Model, models_in, replaced, shapes_of
 from fedjax_flat.wire.cache import catch_up
@@ -146,21 +147,14 @@ class _Wire(NamedTuple):
 
     def init(self, server, client, variables, data) -> tuple[Any, Any]:
         """The codecs' states before the first round: the server's, a client's."""
-        part, zero, upload = self.part, jnp.int32(0), Upload(variables, (), ())
+        part, upload = self.part, Upload(variables, (), ())
         kept = [started(codec, upload, part.own) for codec in (self.up, self.step)]
         if data is not None and (self.step or any(kept)):
-
-            def first(server, client, data):
-                message = part.broadcast(server, zero)
-                if part.address:
-                    message = part.address(message, client, zero)
-                reply = part.local(message, client, data, zero, jax.random.key(0))
-                return Upload(reply.mean, reply.sum, reply.each)
-
-            upload = shapes_of(first, server, client, data)
+            exchanged = functools.partial(one_exchange, part)
+            _, upload = shapes_of(exchanged, server, client, data, jax.random.key(0))
             if self.step:
                 refuse_each(upload)
-        sent: Any = part.broadcast(server, zero)
+        sent: Any = part.broadcast(server, jnp.int32(0))
         if self.step:  # means and sums of what is sent once are two
             shape = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype)
             sent = jax.tree.map(shape, Step(upload.mean, upload.sum))

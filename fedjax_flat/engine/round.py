@@ -9,7 +9,7 @@ import numpy as np
 import optax
 
 from fedjax_flat import debug, parts, rng
-from fedjax_flat.algorithms.base import Algorithm, Exchange, Upload, Uploads
+from fedjax_flat.algorithms.base import Algorithm, Exchange, Uploads, one_exchange
 from fedjax_flat.data import FederatedData
 from fedjax_flat.engine import client_state, sampling
 from fedjax_flat.engine.cohort import CohortMap
@@ -284,12 +284,7 @@ def traffic(
     for part in algorithm.exchanges:
 
         def exchange(server, row, data, key, part=part):
-            zero = jnp.int32(0)
-            message = part.broadcast(server, zero)
-            if part.address:
-                message = part.address(message, row, zero)
-            reply = part.local(message, row, data.client(zero), zero, key)
-            return message, Upload(reply.mean, reply.sum, reply.each)
+            return one_exchange(part, server, row, data.client(jnp.int32(0)), key)
 
         message, upload = shapes_of(exchange, state.server, row, data, state.key)
         received, sent = (part.bits[kind] or as_they_are)(message, upload, part.own)

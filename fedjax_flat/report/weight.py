@@ -5,6 +5,8 @@ next round. Codecs have the settings of the run's config. `lost` is ||x - y|| / 
 decoded.
 """
 
+from collections.abc import Iterable
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,13 +18,18 @@ from fedjax_flat.run.restore import TrainedRun, load_run
 from fedjax_flat.wire.pack import pack, unpack
 
 
-def weigh(run: str, client: int = 0, data_dir: str | None = None) -> str:
-    """A table of all codecs that fit the run's model."""
+def weigh(
+    run: str, client: int = 0, codecs: Iterable[str] = (), data_dir: str | None = None
+) -> str:
+    """A table of these codecs, or of all, and why some do not fit the run's model."""
+    codecs = tuple(codecs) or tuple(wire.CODECS)
+    for name in codecs:
+        wire.CODECS.find(name)
     trained = load_run(run, data_dir)
     update = update_of(trained, client)
     whole, rows, left_out = wire.bits_of(update) / 8, [], []
     length = lambda tree: np.sqrt(sum(float(jnp.vdot(x, x)) for x in tree.values()))
-    for name in wire.CODECS:
+    for name in codecs:
         try:
             packet, decoded = _through(trained, name, update)
         except errors.UsageError as e:

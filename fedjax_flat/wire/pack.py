@@ -7,7 +7,8 @@ One part after the other (packet.py), each filled up to whole bytes:
     plain arrays   their own bytes, little-endian
     Levels         bits of equal number, first bit highest; three symbols five to a byte
     Sparse         how many, in 32 bits; then for each its gap in Golomb code, and its sign or value
-    Kernels        how many, in 32 bits; then for each its number, and its signs: 00, 01 +, 10 -
+    Kernels        how many, in 32 bits; then for each its number, and its signs: 00, 01 +, 10 -;
+                   then the dense layers as a Sparse
     Seeded         the seed, then the values
 
 Survivors that are 0 are not written, but by a seeded part.
@@ -171,7 +172,9 @@ def _write_kernels(part: Kernels) -> bytes:
     numbers = np.flatnonzero(chosen)
     signs = np.stack([columns < 0, columns > 0], axis=-1).astype(np.uint8)[numbers]
     rows = [_fields(numbers, chosen.size.bit_length()), signs.reshape(len(numbers), -1)]
-    return len(numbers).to_bytes(4, "big") + np.packbits(np.concatenate(rows, axis=1)).tobytes()
+    data = np.packbits(np.concatenate(rows, axis=1)).tobytes()
+    dense = _write_sparse(part.dense) if part.dense else b""
+    return len(numbers).to_bytes(4, "big") + data + dense
 
 
 def _read_kernels(stream: _Stream, like: Kernels) -> Kernels:
@@ -186,7 +189,8 @@ def _read_kernels(stream: _Stream, like: Kernels) -> Kernels:
     ends = np.cumsum([x.size for x in like.chosen.values()])[:-1]
     pieces = zip(np.split(columns, ends), like.signs.items(), strict=True)
     signs = {name: piece.T.reshape(x.shape) for piece, (name, x) in pieces}
-    return like.replace(signs=signs, chosen=_parted(chosen, like.chosen))
+    dense = _read_sparse(stream, like.dense) if like.dense else ()
+    return like.replace(signs=signs, chosen=_parted(chosen, like.chosen), dense=dense)
 
 
 def _columns(signs: dict[str, Any]) -> np.ndarray:

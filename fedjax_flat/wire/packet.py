@@ -110,23 +110,43 @@ class Seeded(struct.PyTreeNode):
 
 
 class Kernels(struct.PyTreeNode):
-    """Whole kernels of convolutions (K, K, C, F): the chosen ones' numbers, and their signs.
+    """Whole kernels of convolutions (K, K, C, F), and of dense layers a few survivors.
 
     A kernel is the K x K slice of one input and one filter; `chosen` says which of the (C, F) are
-    sent, `kept` how many in all; K is the same in all layers. A number takes 1 + floor(log2(
-    kernels)) bits and a sign 2, as Mora counts (4.1).
+    sent, `kept` how many in all; K is the same in all layers. Each is sent as its number, in 1 +
+    floor(log2(kernels)) bits, and K^2 signs of 2 bits, as Mora counts (4.1). `survivors` is the
+    number of weights that are not 0, in kernels and in dense layers.
     """
 
     signs: dict[str, jax.Array]
     chosen: dict[str, jax.Array]
+    dense: Any  # Sparse, or () where there is no dense layer
     kept: int = struct.field(pytree_node=False)
+    survivors: int = struct.field(pytree_node=False)
 
-    def bits(self, rule: str) -> int:
-        """By `word`, survivors in kernels are counted in the Sparse beside them."""
+    @property
+    def size(self) -> int:
+        """Of all weights."""
+        return sum(x.size for x in self.signs.values()) + (self.dense.size if self.dense else 0)
+
+    def map_bits(self, rule: str) -> int:
+        """Of the kernels alone."""
         number = sum(x.size for x in self.chosen.values()).bit_length()
         area = math.prod(next(iter(self.signs.values())).shape[:2])
         total = self.kept * (number + 2 * area)
-        return {"index": total, "word": 0, "packed": WORD + 8 * -(-total // 8)}[rule]
+        return WORD + 8 * -(-total // 8) if rule == "packed" else total
+
+    def bits(self, rule: str) -> int:
+        """As if no survivor fell into kernels."""
+        if rule == "word":
+            return WORD * self.survivors
+        return self.map_bits(rule) + (self.dense.bits(rule) if self.dense else 0)
+
+    def counted(self, rule: str) -> jax.Array:
+        """Of the survivors that there are in dense layers."""
+        if rule == "word" or not self.dense:
+            return jnp.int32(self.bits(rule))
+        return self.map_bits(rule) + self.dense.counted(rule)
 
 
 PARTS = (Levels, Sparse, Seeded, Kernels)
@@ -153,14 +173,19 @@ def weigh_counted(packet: Any, rule: str) -> jax.Array:
     """Bits of a packet of which shapes say only the most it can weigh, from what is in it."""
     total = jnp.int32(0)
     for x in parts_of(packet):
-        total = total + (x.counted(rule) if isinstance(x, Sparse) else weigh(x, rule))
+        varies = isinstance(x, Sparse | Kernels)
+        total = total + (x.counted(rule) if varies else weigh(x, rule))
     return total
 
 
 def survivors(packet: Any) -> tuple[int, int]:
     """(how many are sent, of how many) of the sparse parts of a packet."""
-    found = [x for x in parts_of(packet) if isinstance(x, Sparse | Seeded)]
-    return sum(x.kept for x in found), sum(x.size for x in found)
+    kept = size = 0
+    for x in parts_of(packet):
+        if isinstance(x, Sparse | Seeded | Kernels):
+            kept += x.survivors if isinstance(x, Kernels) else x.kept
+            size += x.size
+    return kept, size
 
 
 def bits_of(tree: Any) -> int:

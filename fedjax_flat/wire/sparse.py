@@ -76,7 +76,7 @@ def sbc(
         side = jnp.where(positive, plus, minus).astype(jnp.int8)
         return Packet(Binary(Sparse(parted(side, chosen), n, value_bits=0), mu), rest)
 
-    return stateless(encode, decoded, accounting, counted=not original and accounting != "word")
+    return stateless(encode, decoded, accounting, counted=not original)
 
 
 def _mean(x: jax.Array, mask: jax.Array) -> jax.Array:

@@ -36,8 +36,7 @@ VARIANTS = ("all", "selected")
 class Structured(NamedTuple):
     """Signs of convolutions and of dense layers, and what they are multiplied by."""
 
-    kernels: Kernels
-    dense: Sparse
+    signs: Kernels
     mu: jax.Array
 
 
@@ -70,18 +69,17 @@ def sstc(
         n = survivors_of(rate, allowed.size if variant == "all" else selected)
         signs, mu = ternary(weights, min(n, selected), allowed)
         within, others = divided(signs.values, lambda name, x: name in convolutions)
-        sent = Structured(
-            Kernels(within, chosen, kept), Sparse(others, signs.kept, value_bits=1), mu
-        )
-        return Packet(sent, rest)
+        outside = Sparse(others, signs.kept, value_bits=1) if others else ()
+        return Packet(Structured(Kernels(within, chosen, outside, kept, signs.kept), mu), rest)
 
     def decode(packet):
         if not packet.sent:
             return packet.rest
-        signs = {**packet.sent.kernels.signs, **packet.sent.dense.values}
-        return {**expanded(signs, packet.sent.mu), **packet.rest}
+        kernels, mu = packet.sent
+        signs = {**kernels.signs, **(kernels.dense.values if kernels.dense else {})}
+        return {**expanded(signs, mu), **packet.rest}
 
-    return stateless(encode, decode, accounting, counted=accounting != "word", check=check)
+    return stateless(encode, decode, accounting, counted=True, check=check)
 
 
 def check(tree: Model) -> None:

@@ -11,9 +11,8 @@ settings" (PhD thesis, Bologna 2023), 4.1 and 5.2.
              they are part of x too (`biases`, as in the paper).
 `layer_stc`  every kernel by itself, with its own rate and mu; a layer without a rate has 8 bits.
 
-Equal |x_i| are taken in the order of the network; a half of N goes to the even number. On the way
-down the server encodes by how much its model is ahead of the clients', which is the paper's
-protocol with a residual on the server (algorithms/compressed.py).
+Equal |x_i| are taken in the order of the network; a half of N goes to the even number. With error
+feedback, up and down, it is the paper's protocol (algorithms/compressed.py).
 """
 
 from typing import Any, NamedTuple
@@ -28,7 +27,7 @@ from fedjax_flat.wire.names import Model, is_kernel, is_parameter
 from fedjax_flat.wire.packet import WORD, Sparse
 from fedjax_flat.wire.select import largest
 
-# Mora's rates of conv1, conv2, fc512 and fc62, by the numbers of her Table 5.2.
+# The thesis' rates of conv1, conv2, fc512 and fc62, by the numbers of Table 5.2.
 PUBLISHED = {
     "1": ".01,.01,.01,.01", "2": "-,.05,.0075,.05", "3": "-,.1,.005,.1", "4": "-,-,.01,-"
 }
