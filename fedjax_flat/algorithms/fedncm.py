@@ -49,7 +49,7 @@ def nearest_mean(sums: Total, cosine: bool) -> Head:
 
 
 METHOD = Method(
-    "fedncm", "Legate 2023", "the nearest class mean of frozen features",
+    "fedncm", "Legate 2023", "nearest class mean of frozen features",
     lambda p: fedncm(p.client, **p.settings),
     {"cosine": Setting(False, "nearest by angle")},
     optimizer="own", sharpness="no steps", weighs=False,

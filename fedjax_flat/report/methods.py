@@ -57,9 +57,9 @@ def overview() -> str:
         rows.append(
             [
                 name,
-                f"{d['models_down']:.2g} {d['models_up']:.2g}",
+                f"{_short(d['models_down'])} {_short(d['models_up'])}",
                 str(d["gradients_per_step"]),
-                f"{d['client_state']:.2g} {d['server_state']:.2g}",
+                f"{_short(d['client_state'])} {_short(d['server_state'])}",
                 d["summary"],
                 d["paper"],
             ]
@@ -99,6 +99,10 @@ def page(name: str) -> str:
     width = max(map(len, facts))
     lines += [f"{name.ljust(width)}  {text}" for name, text in facts.items()]
     return "\n".join(lines)
+
+
+def _short(models: float) -> str:
+    return f"{models:.2g}" if models < 100 else f"{models:.0f}"
 
 
 def _floats(tree: Any) -> int:

@@ -17,6 +17,7 @@ from fedjax_flat import debug, errors, experiment, memory
 from fedjax_flat.data import FederatedData, HostData
 from fedjax_flat.engine.feed import Feed
 from fedjax_flat.engine.round import RoundInfo, Traffic, TrainState, many_rounds, traffic
+from fedjax_flat.experiment import costs
 from fedjax_flat.run import distributed, evaluation, flatness, metrics
 from fedjax_flat.run.checkpoint import Checkpoints, with_keys, without_keys
 from fedjax_flat.run.interrupt import stop_request
@@ -172,6 +173,7 @@ class _Loop:
         on_host = isinstance(built.data, HostData)  # each round brings its examples along
         self.most = 1 if on_host else self.config.rounds_per_dispatch
         self.dispatch = jax.jit(many_rounds(built.step, self.most), donate_argnums=0)
+        self.work: float | None = None  # multiply-adds per example, where a formula says
 
     def run(self, state: TrainState, start: int, stop) -> tuple[TrainState, int | None]:
         built = self.built
@@ -187,6 +189,7 @@ class _Loop:
     ) -> tuple[TrainState, int | None]:
         config = self.config
         sent = traffic(self.built.algorithm, state, self.built.data_of([0]))
+        self.work = costs.of_experiment(self.built)
         done, batch, signal = start, 1, 0
         if done == 0:
             self.evaluate(state, done)
@@ -260,6 +263,7 @@ class _Loop:
                     "clients": clients, "examples": int(infos.examples[i]),
                     "examples_per_s": speed, "bytes_down": clients * sent.down // 8,
                     "bytes_up": clients * sent.up // 8,
+                    **({"flops": self.work * float(infos.examples[i])} if self.work else {}),
                     # Uploads that differ in size are weighed by the method: bytes_up again.
                     **{name: float(values[i]) for name, values in infos.metrics.items()},
                 }
