@@ -138,10 +138,15 @@ def build(
     dataset = data_lib.load(config.data.name, data_dir, **options)
     if config.data.normal:
         dataset = dataset.normalised_by(*config.data.normal)
-    network, featured = build_network(config, dataset), None
+    partition = build_partition(config, dataset, data_dir)
+    shift, normals = build_shift(config, dataset, partition), None
+    if config.data.rdn:
+        own = divide(config, dataset, partition).train
+        normals = data_lib.normals(dataset, own, shift, config.data.rdn_groups)
+        shift = normals.tagged(shift)
+    network, featured = build_network(config, dataset, normals), None
     if config.data.features:
         dataset, featured = featurise(config, dataset, network, data_dir, extractor)
-    partition = build_partition(config, dataset, data_dir)
     shares = divide(config, dataset, partition)
     sample = errors.lookup("cohort sampling", config.cohort.sampling, sampling.SAMPLERS)(
         partition.num_clients, config.cohort.size
@@ -152,7 +157,6 @@ def build(
     strategy = "map" if config.debug else config.cohort.strategy  # one client's values at a time
     over = cohort.cohort_map(strategy, chunk=config.cohort.chunk, devices=config.cohort.devices)
     batches = over if over.mesh else cohort.cohort_map("map")
-    shift = build_shift(config, dataset, partition)
     data = place_data(config.data.placement, dataset.train, shares.train, over, shift)
     local_test = None
     if shares.local_test:
@@ -236,7 +240,9 @@ def build_task(config: ml_collections.ConfigDict, dataset: Dataset, network: Net
     return found.make(model, preprocess, dataset, **options)
 
 
-def build_network(config: ml_collections.ConfigDict, dataset: Dataset) -> Network:
+def build_network(
+    config: ml_collections.ConfigDict, dataset: Dataset, normals: data_lib.Normals | None = None
+) -> Network:
     """The network that `config.model` names."""
     preprocess = data_lib.preprocess(
         dataset,
@@ -246,6 +252,7 @@ def build_network(config: ml_collections.ConfigDict, dataset: Dataset) -> Networ
         flip=config.data.flip,
         cutout=config.data.cutout,
         mixup=config.data.mixup,
+        normals=normals,
     )
     network = config_lib.options_of(config, "model", models.MODELS.find(config.model.name))
     model = models.build(
