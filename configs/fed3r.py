@@ -14,7 +14,7 @@ Options after the colon, with their defaults:
     split=users_120k       of inaturalist: or geo_100, geo_300, geo_1k, geo_3k
     method=fed3r           fed3r_rf, fedncm; or fedavg, fedavgm, scaffold
     model=mobilenetv2      or efficientnet_lite0
-    weights=FILE           its pretrained weights (docs/data.md); without, it is random
+    weights=FILE           its pretrained weights (models/pretrained.py); without, it is random
     part=all               of the network that fedavg, fedavgm and scaffold train; or features, head
     init                   they start from Fed3R's classifier (table 3.8), with --init RUN
     tau=0.1                by which its logits are divided
