@@ -14,7 +14,7 @@ Options after the colon, with their defaults:
     split=users_120k       of inaturalist: or geo_100, geo_300, geo_1k, geo_3k
     method=fed3r           fed3r_rf, fedncm; or fedavg, fedavgm, scaffold
     model=mobilenetv2      or efficientnet_lite0
-    weights=FILE           its pretrained weights (docs/data.md); without, it is random
+    weights=FILE           its pretrained weights (models/pretrained.py); without, it is random
     part=all               of the network that fedavg, fedavgm and scaffold train; or features, head
     init                   they start from Fed3R's classifier (table 3.8), with --init RUN
     tau=0.1                by which its logits are divided
@@ -24,11 +24,15 @@ Options after the colon, with their defaults:
     sync, released         all columns are sent; the authors' bias and norm
     raw                    columns of the classifier are not normalised (table 3.11)
     imbalance=none         A, B, C, D: classes of cifar100 made uneven (table 3.11)
+    delta=0                gain of another colour for each third of the clients (table 3.9, with
+                           inaturalist,split=geo_100: 1.2, 1.5, 2); 0 is none
+    rdn                    FedRDN
     side=0                 pixels of the network's inputs; 0 is 96 for cifar100, else 224
     rate=0                 of clients; 0 is 0.1, with init 0.01
 
 Closed forms, and methods that train the head, run on features that are computed once and cached
-(data.features); so the head is trained without augmentation. Fed3R is final after ceil(K / cohort)
+(data.features); so the head is trained without augmentation. Not with delta or rdn, where the
+network runs on every client. Fed3R is final after ceil(K / cohort)
 rounds: 10 (cifar100), 127 (landmarks), 928, 361, 121, 37, 14 (inaturalist's splits).
 
 Accuracy in the thesis (%), MobileNetV2 with GroupNorm:
@@ -51,6 +55,13 @@ Accuracy in the thesis (%), MobileNetV2 with GroupNorm:
     FedAvg         50.8 42.0 49.0     53.7 49.2 53.6     50.8 47.0 50.9     59.6 56.7 64.1
     FedAvgM        51.5 43.5 49.8     53.8 49.4 53.3     50.1 46.4 51.0     59.0 56.2 64.1
     Scaffold       diverged           53.7 49.3 55.7     49.3 47.0 54.1     63.4 58.0 67.4
+
+    delta (table 3.9)     1.2    1.5    2.0
+    FedAvg                25.3   24.9   17.6
+    FedAvg, rdn           27.3   25.7   20.9
+    Fed3R                 40.0   33.6   28.6
+    FedAvg, init          44.4   44.2   40.2
+    FedAvg, init, rdn     47.1   45.6   41.7
 
     probe (table 3.10)             classifier   Fed3R   RF(5k)   RF(10k)
     users-120k  FedAvg             39.5         53.1    55.3     56.7
@@ -92,6 +103,7 @@ def get_config(text=""):
         text, data="cifar100", alpha=0.0, split="users_120k", method="fed3r", model="mobilenetv2",
         weights="", part="all", D=5000, cohort=10, again=False, sync=False, released=False,
         raw=False, imbalance="none", side=0, rate=0.0, init=False, tau=0.1,
+        delta=0.0, rdn=False,
     )
     for name, choices in (
         ("data", ("cifar100", "landmarks", "inaturalist")), ("method", CLOSED + TRAINED),
@@ -113,14 +125,19 @@ def get_config(text=""):
     c.data.resized_crop = o.side or (96 if o.data == "cifar100" else 224)
     c.data.flip = True
     c.data.mean, c.data.std = ((value,) * 3 for value in normal)
-    c.data.features = closed or o.part == "head"
+    c.data.features = (closed or o.part == "head") and not (o.delta or o.rdn)
     c.data.imbalance = o.imbalance
+    if o.delta:
+        c.data.shift.name, c.data.shift.delta = "rgb", o.delta
+    c.data.rdn, c.data.rdn_groups = o.rdn, 3
     if o.data == "cifar100":
         c.partition.clients, c.partition.alpha = clients, o.alpha
     else:
         c.partition.name = "natural"
     if o.data == "inaturalist":
         c.data.split = o.split
+    if o.data == "inaturalist" and o.delta:  # the clients of Pers-Geo-100, each with its train part
+        c.partition.min_size, c.data.local_test = 10, 0.45
     c.model.name, c.model.pretrained = o.model, o.weights
     c.model.norm = norm if o.weights else None
     c.cohort.size = o.cohort

@@ -49,6 +49,7 @@ _NAMES = {
     "once": "engine.sampling",
     "only_used": "experiment.config",
     "round_step": "engine.round",
+    "rounds_to_see": "engine.coverage",
     "train": "run.loop",
     "uniform": "engine.sampling",
     "validate": "experiment.config",

@@ -187,6 +187,17 @@ def _add_runs(commands) -> None:
     weigh.add_argument("--data", help="data folder (default: $FEDJAX_FLAT_DATA)")
     weigh.set_defaults(call=run.weigh)
 
+    costs = commands.add_parser(
+        "costs", help="bytes and FLOPs that runs needed to reach a score, and in all"
+    )
+    costs.add_argument("runs", nargs="+", metavar="RUN")
+    costs.add_argument("--target", type=float, default=70.0, metavar="PERCENT",
+                       help="score to reach (default 70)")
+    costs.add_argument("--split", default="test", help="test (default); local_test for personal "
+                       "models")
+    costs.add_argument("--model", default="global", help="global (default), swa, wima, personal")
+    costs.set_defaults(call=run.costs)
+
     clients = commands.add_parser(
         "clients", help="how a model does on each client's examples along the rounds"
     )

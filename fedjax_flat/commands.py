@@ -85,6 +85,15 @@ def weigh(args, rest: list[str]) -> int:
     return 0
 
 
+def costs(args, rest: list[str]) -> int:
+    """What runs needed."""
+    from fedjax_flat.report.costs import costs
+
+    refuse_unknown(rest)
+    print(costs(args.runs, args.target / 100, split=args.split, model=args.model))
+    return 0
+
+
 def data(args, rest: list[str]) -> int:
     """Who owns what."""
     from fedjax_flat.report.ownership import ownership

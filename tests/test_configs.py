@@ -317,6 +317,11 @@ def test_every_row_of_the_fed3r_tables(data):
                                                "client.batch_size": 50}),
         ("method=fedavg,init", {"client.learning_rate": 0.01}),
         ("method=fedavg", {"client.learning_rate": 0.1}),
+        ("inaturalist,split=geo_100,delta=1.5,rdn,method=fedavg,init",
+         {"data.shift.name": "rgb", "data.shift.delta": 1.5, "data.rdn": True,
+          "data.rdn_groups": 3, "partition.min_size": 10, "data.features": False}),
+        ("delta=2,method=fed3r", {"data.features": False, "data.shift.delta": 2.0}),
+        ("rdn,method=fedavg,part=head", {"data.features": False, "client.frozen": "features"}),
     ],
 )
 def test_rounds_and_settings_of_the_fed3r_tables(options, expected):

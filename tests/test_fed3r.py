@@ -254,6 +254,9 @@ def test_chunks_of_data_that_come_later_are_added():
     for _ in range(ROUNDS):
         state, _ = step(state, digits().owned_by(second))
     assert np.abs(head(state)[0] - sklearns_ridge()).max() < 1e-4, "nothing is forgotten"
+    other = ff.algorithms.fed3r(digits().worker, prior=before.server.sums, bias=True)
+    with pytest.raises(ff.UsageError, match=r"'A': \(48, 48\).*expected .*'A': \(49, 49\)"):
+        digits().start(other)
 
 
 class TestRandomFeatures:

@@ -73,6 +73,7 @@ def closed_form(
         shapes = jax.eval_shape(measure, *map(row, kernel.shape))
         nothing = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
         sums = prior or Total(nothing, zeros(nothing))
+        _check_prior(sums.high, shapes)
         return ClosedFormState(variables, sums), jnp.zeros((), bool)
 
     def local(message, counted, data, round, key):
@@ -105,6 +106,15 @@ def closed_form(
         models=lambda server: {"global": server.model},
         advice=advice,
     )
+
+
+def _check_prior(sums: Any, expected: Any) -> None:
+    shapes = lambda tree: jax.tree.map(lambda x: x.shape, tree)
+    if shapes(sums) != shapes(expected):
+        raise errors.UsageError(
+            f"prior sums of shapes {shapes(sums)}: expected {shapes(expected)}, of the same "
+            "features, classes and bias."
+        )
 
 
 def client_sums(client: Client, model: Variables, data: Any, measure: Measure) -> tuple:

@@ -31,6 +31,7 @@ from fedjax_flat.data.partition import (
     shards,
     statistics,
 )
+from fedjax_flat.data.rdn import Normals, normals
 from fedjax_flat.data.shift import SHIFTS, Shift
 from fedjax_flat.data.sources import (
     DATA_VARIABLE,
@@ -47,9 +48,10 @@ from fedjax_flat.data.sources import (
 
 __all__ = [
     "DATA_VARIABLE", "PARTITIONS", "SHIFTS", "SOURCES", "Batch", "ClientData", "Dataset",
-    "Examples", "FederatedData", "HostData", "Partition", "Preprocess", "Shift", "Source",
+    "Examples", "FederatedData", "HostData", "Normals", "Partition", "Preprocess", "Shift",
+    "Source",
     "check_labels", "class_counts", "count_of", "data_folder", "dirichlet", "federate",
     "from_arrays", "grouped", "hold_out", "iid", "imbalance", "load", "local_split",
-    "mean_jaccard", "natural", "on_device", "over", "pachinko", "per_class", "preprocess",
-    "released", "resized", "restrict", "shards", "statistics", "whole",
+    "mean_jaccard", "natural", "normals", "on_device", "over", "pachinko", "per_class",
+    "preprocess", "released", "resized", "restrict", "shards", "statistics", "whole",
 ]

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from fedjax_flat import errors, rng
 from fedjax_flat.data import geometry
 from fedjax_flat.data.federated import Batch
+from fedjax_flat.data.rdn import Normals
 from fedjax_flat.data.sources import Dataset
 
 
@@ -51,10 +52,12 @@ def preprocess(
     flip: bool = False,
     cutout: int = 0,
     mixup: float = 0.0,
+    normals: Normals | None = None,
 ) -> Preprocess:
     """The papers' pipeline for `dataset`.
 
-    `mean` and `std` of the channels replace the data set's own. `resized_crop` and `cutout` are
+    `mean` and `std` of the channels replace the data set's own; with `normals`, images are
+    normalised by clients' statistics instead (data/rdn.py). `resized_crop` and `cutout` are
     sides in pixels, `rotation` the largest turn to either side, of 1 (0.06 is 21.6 degrees),
     `mixup` the alpha of Beta.
     """
@@ -79,7 +82,9 @@ def preprocess(
         raise errors.UsageError(f"rotation = {rotation}: expected 0 (none) to 0.5, half a turn.")
     moves = bool(crop_padding or resized_crop or rotation or flip)
 
-    def normalise(images):
+    def normalise(images, group=None):
+        if normals:
+            return normals.normalise(images, group)
         if not mean:
             return images
         channels = (1,) * (images.ndim - 1) + (-1,)
@@ -98,11 +103,13 @@ def preprocess(
         return image
 
     def train(batch, key):
-        images = batch.inputs
-        keys = rng.fold_each(key, batch.mask.shape[0])
+        images, count = batch.inputs, batch.mask.shape[0]
+        keys, group = rng.fold_each(key, count), None
+        if normals:
+            images, group = normals.images(images), normals.drawn(rng.fold(key, "rdn"), count)
         if moves:
             images = jax.vmap(augment_one)(keys, images)
-        images = normalise(images)
+        images = normalise(images, group)
         if cutout:
             cut = lambda k, image: random_cutout(rng.fold(k, "cutout"), image, cutout)
             images = jax.vmap(cut)(keys, images)
@@ -112,11 +119,13 @@ def preprocess(
         return batch
 
     def evaluate(batch):
-        images = batch.inputs
+        images, group = batch.inputs, None
+        if normals:
+            images, group = normals.images(images), normals.own(images)
         if resized_crop:
             whole = geometry.central_square(*images.shape[1:3])
             images = jax.vmap(lambda image: geometry.resize(image, whole, resized_crop))(images)
-        return batch._replace(inputs=normalise(images))
+        return batch._replace(inputs=normalise(images, group))
 
     return Preprocess(train, evaluate, mixup > 0, moves, inputs)
 

@@ -25,7 +25,7 @@ mixture of the clients' worlds in equal parts.
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -161,8 +161,20 @@ def seen(shift: Shift | None, dataset: Dataset, partition: Partition) -> Dataset
     return dataclasses.replace(dataset, train=train, test=test)
 
 
-def _look(shift: Shift, examples: Examples, clients, index, size: int = 500) -> Examples:
-    """Examples on the host, each as one client sees it."""
+def _look(shift: Shift, examples: Examples, clients, index) -> Examples:
+    """All of these examples, each as one client sees it."""
+    seen = looks(shift, examples, clients, index, places=np.arange(len(index)))
+    return jax.tree.map(lambda *x: np.concatenate(x), *seen)
+
+
+def looks(
+    shift: Shift, examples: Examples, clients, index, *, places=None, size: int = 500
+) -> Iterator[Examples]:
+    """Examples on the host, each as one client sees it, `size` at a time.
+
+    `index` is what the shift counts them by; they stand at `places`, by default at `index`.
+    """
+    places = index if places is None else places
 
     @jax.jit
     def of(examples, clients, index):
@@ -174,12 +186,12 @@ def _look(shift: Shift, examples: Examples, clients, index, size: int = 500) -> 
 
         return jax.vmap(one)(examples, clients, index)
 
-    parts = []
     for start in range(0, len(index), size):
         here = np.minimum(np.arange(start, start + size), len(index) - 1)
-        batch = jax.tree.map(lambda x, here=here: np.asarray(x)[here], examples)
-        parts.append(of(batch, clients[here].astype(np.int32), index[here].astype(np.int32)))
-    return jax.tree.map(lambda *x: np.concatenate(x)[: len(index)], *parts)
+        batch = jax.tree.map(lambda x, at=places[here]: np.asarray(x)[at], examples)
+        seen = of(batch, clients[here].astype(np.int32), index[here].astype(np.int32))
+        real = min(size, len(index) - start)
+        yield jax.tree.map(lambda x, real=real: np.asarray(x)[:real], seen)
 
 
 def _each(f, index: jax.Array, *arrays: jax.Array) -> jax.Array:

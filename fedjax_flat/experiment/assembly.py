@@ -38,6 +38,13 @@ logger = logging.getLogger("fedjax_flat")
 CLIENTS_AT_ONCE = 100  # whose examples are brought to the device for an evaluation of all clients
 
 
+class Network(NamedTuple):
+    """A network, and how stored examples become its inputs."""
+
+    preprocess: data_lib.Preprocess
+    model: models.Model
+
+
 @dataclasses.dataclass(frozen=True)
 class Experiment:
     """Everything a training loop needs; `splits` are on the device, and so are `data` if they fit.
@@ -64,6 +71,7 @@ class Experiment:
     evaluate_personal: Callable[..., Sums] | None
     local_models: Callable[..., Any]  # see engine.round.local_models
     features: features.Features | None  # of what, where they are the examples
+    network: Network  # of features too: what they are by
 
     def init(self, variables: Variables | None = None) -> TrainState:
         """The state before the first round; only the seed decides it, unless a model is given."""
@@ -128,15 +136,20 @@ def build(
     source = data_lib.SOURCES.find(config.data.name)
     options = config_lib.options_of(config, "data", source)
     dataset = data_lib.load(config.data.name, data_dir, **options)
-    featured = None
-    if config.data.features:
-        dataset, featured = featurise(config, dataset, data_dir, extractor)
     partition = build_partition(config, dataset, data_dir)
+    shift, normals = build_shift(config, dataset, partition), None
+    if config.data.rdn:
+        own = divide(config, dataset, partition).train
+        normals = data_lib.normals(dataset, own, shift, config.data.rdn_groups)
+        shift = normals.tagged(shift)
+    network, featured = build_network(config, dataset, normals), None
+    if config.data.features:
+        dataset, featured = featurise(config, dataset, network, data_dir, extractor)
     shares = divide(config, dataset, partition)
     sample = errors.lookup("cohort sampling", config.cohort.sampling, sampling.SAMPLERS)(
         partition.num_clients, config.cohort.size
     )
-    task = build_task(config, dataset)
+    task = build_task(config, dataset, network)
     sizes.check(config, task, dataset)
     one = data_lib.whole(jax.tree.map(lambda x: x[:1], dataset.train))
     algorithm = method.build_algorithm(config, task, one)
@@ -152,7 +165,6 @@ def build(
     algorithm = method.protect(config, algorithm, cohort_of, int(shares.train.sizes.max()))
     method.account(config, partition.num_clients)
     batches = over if over.mesh else cohort.cohort_map("map")
-    shift = build_shift(config, dataset, partition)
     data = place_data(config.data.placement, dataset.train, shares.train, over, shift)
     if shares.unlabelled is not None:
         inputs = jax.tree.map(lambda x: np.asarray(x)[shares.unlabelled], dataset.train.inputs)
@@ -190,6 +202,7 @@ def build(
         evaluate_personal=by_client(algorithm) if algorithm.personal else None,
         local_models=jax.jit(local_models(algorithm, over)),
         features=featured,
+        network=network,
     )
 
 
@@ -223,8 +236,8 @@ def divide(config: ml_collections.ConfigDict, dataset: Dataset, partition: Parti
     return Shares(partition, validation, local_test, unlabelled)
 
 
-def build_task(config: ml_collections.ConfigDict, dataset: Dataset) -> Task:
-    """What is learned, by the network that `config.model` names, or of features by its head."""
+def build_task(config: ml_collections.ConfigDict, dataset: Dataset, network: Network) -> Task:
+    """What is learned by the network or, of features, by a classifier alone."""
     name = dataset.task if config.task.name == "auto" else config.task.name
     found = tasks.TASKS.find(name)
     options = config_lib.options_of(config, "task", found)
@@ -236,7 +249,7 @@ def build_task(config: ml_collections.ConfigDict, dataset: Dataset) -> Task:
             "linear", num_classes=dataset.num_classes or 1, inputs=preprocess.inputs
         )
     else:
-        preprocess, model = build_network(config, dataset)
+        preprocess, model = network
     if count := usage.random_features(config):
         random = config.model.random
         model = models.with_random_features(model, count, sigma=random.sigma, law=random.law)
@@ -244,9 +257,9 @@ def build_task(config: ml_collections.ConfigDict, dataset: Dataset) -> Task:
 
 
 def build_network(
-    config: ml_collections.ConfigDict, dataset: Dataset
-) -> tuple[data_lib.Preprocess, models.Model]:
-    """The network that `config.model` names, and how stored examples become its inputs."""
+    config: ml_collections.ConfigDict, dataset: Dataset, normals: data_lib.Normals | None = None
+) -> Network:
+    """The network that `config.model` names."""
     preprocess = data_lib.preprocess(
         dataset,
         mean=config.data.mean,
@@ -257,6 +270,7 @@ def build_network(
         flip=config.data.flip,
         cutout=config.data.cutout,
         mixup=config.data.mixup,
+        normals=normals,
     )
     network = config_lib.options_of(config, "model", models.MODELS.find(config.model.name))
     model = models.build(
@@ -273,25 +287,25 @@ def build_network(
             f"config.model.statistics = {config.model.statistics!r} would change nothing: model "
             f"{config.model.name} has no statistics."
         )
-    return preprocess, model
+    return Network(preprocess, model)
 
 
 def featurise(
-    config: ml_collections.ConfigDict, dataset: Dataset, data_dir, extractor: Variables | None
+    config: ml_collections.ConfigDict, dataset: Dataset, network: Network, data_dir,
+    extractor: Variables | None,
 ) -> tuple[Dataset, features.Features]:
-    """The features that a network, this one or as the config starts it, has of the examples."""
-    preprocess, model = build_network(config, dataset)
+    """The features that the network has of the examples, as it starts or with other weights."""
     key = rng.fold(jax.random.key(config.seed), "init")
-    network = config_lib.options_of(config, "model", models.MODELS.find(config.model.name))
+    options = config_lib.options_of(config, "model", models.MODELS.find(config.model.name))
     how = (
-        config.model.name, sorted(network.items()), config.model.precision, dataset.max_value,
+        config.model.name, sorted(options.items()), config.model.precision, dataset.max_value,
         config.data.mean or dataset.mean, config.data.std or dataset.std, config.data.resized_crop,
     )
-    variables = jax.jit(model.init)(key)
+    variables = jax.jit(network.model.init)(key)
     if extractor is not None:
         variables = parts.put(variables, features.extractor_of(extractor))
     return features.replace(
-        dataset, preprocess, model, variables, how=how, data_dir=data_dir,
+        dataset, *network, variables, how=how, data_dir=data_dir,
         batch_size=config.eval.batch_size,
     )
 

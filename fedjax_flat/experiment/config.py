@@ -87,6 +87,12 @@ SETTINGS: dict[str, Setting] = {
     "data.local_test": Setting(
         0.0, "share of each client's train examples that are its own test examples", **_SHARE
     ),
+    "data.rdn": Setting(
+        False, "train images are normalised as a client at random has them, others as their own"
+    ),
+    "data.rdn_groups": Setting(
+        0, "statistics of so many groups of clients, by number; 0: of each client", at_least=0
+    ),
     "data.shift.name": Setting("none", "clients that see the world differently"),
     "task.name": Setting("auto", "what is learned; auto is what the data are for"),
     "partition.name": Setting("dirichlet"),

@@ -198,6 +198,9 @@ _RULES: list[tuple[tuple[str, ...], Callable[[Config], bool], str]] = [
     (("model.statistics",), lambda c: c.client.frozen != "features",
      "statistics of frozen features stay as they are"),
     (("model.statistics",), _takes_steps, "statistics stay as they are under {method}"),
+    (("data.rdn_groups",), lambda c: c.data.rdn, "data.rdn is False"),
+    (("data.mean", "data.std"), lambda c: not c.data.rdn,
+     "data.rdn normalises by clients' statistics"),
     (("model.random.sigma", "model.random.law"), lambda c: random_features(c) > 0,
      "model.random.features is 0"),
     (("algorithm.weighting", "wire."), lambda c: method_of(c).weighs,
@@ -255,6 +258,11 @@ def check_combination(config: Config) -> None:
         raise errors.UsageError(
             f"data.features = True does not go with data.shift.name = {config.data.shift.name!r}: "
             "features are computed once, of the examples as they are stored. Leave one out."
+        )
+    if config.data.features and config.data.rdn:
+        raise errors.UsageError(
+            "data.features = True does not go with data.rdn: features are computed once, and "
+            "images are normalised anew in every step. Leave one out."
         )
     if method.client_optimizer == "sgd" and client.optimizer != "sgd":
         refuse("client.optimizer", client.optimizer, "its equations count on the steps of SGD.")

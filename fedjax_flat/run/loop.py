@@ -18,6 +18,7 @@ from fedjax_flat import debug, errors, experiment, memory
 from fedjax_flat.data import FederatedData, HostData
 from fedjax_flat.engine.feed import Feed
 from fedjax_flat.engine.round import RoundInfo, Traffic, TrainState, many_rounds, traffic
+from fedjax_flat.experiment import costs
 from fedjax_flat.run import branch, distributed, evaluation, flatness, metrics
 from fedjax_flat.run.checkpoint import Checkpoints, with_keys, without_keys
 from fedjax_flat.run.interrupt import stop_request
@@ -247,6 +248,7 @@ class _Loop:
         on_host = isinstance(built.data, HostData)  # each round brings its examples along
         self.most = 1 if on_host else self.config.rounds_per_dispatch
         self.dispatch = jax.jit(many_rounds(built.step, self.most), donate_argnums=0)
+        self.work: float | None = None  # multiply-adds per example, where a formula says
 
     def run(self, state: TrainState, start: int, stop) -> tuple[TrainState, int | None]:
         built = self.built
@@ -264,6 +266,7 @@ class _Loop:
         algorithm, data = self.built.algorithm, self.built.data_of([0])
         kinds = range(len(algorithm.exchanges[-1].bits))
         sent = [traffic(algorithm, state, data, kind) for kind in kinds]
+        self.work = costs.of_experiment(self.built)
         done, batch, signal = start, 1, 0
         again = int(self.is_evaluated(done) and self.files.lacks_evaluation(done))
         if done == 0 or int(distributed.from_primary(np.int32(again))):
@@ -340,6 +343,7 @@ class _Loop:
                     "drift": float(infos.drift[i]), "norm": float(infos.norm[i]),
                     "clients": sum(kinds), "examples": int(infos.examples[i]),
                     "examples_per_s": speed, "bytes_down": down, "bytes_up": up,
+                    **({"flops": self.work * float(infos.examples[i])} if self.work else {}),
                     # Uploads that differ in size are weighed by the method: bytes_up again.
                     **{name: _number(values[i]) for name, values in infos.metrics.items()},
                 }

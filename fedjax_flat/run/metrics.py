@@ -184,6 +184,13 @@ def bytes_per_client(records) -> tuple[float, float]:
     return down, up
 
 
+def flops_until(records, last_round: int | None = None) -> float | None:
+    """Multiply-adds of all clients, as `bytes_until`; None where no formula counted them."""
+    found = [r.get("flops") for r in records if r["split"] == "cohort"
+             and (last_round is None or r["round"] <= last_round)]
+    return None if None in found else sum(found, 0.0)
+
+
 def bytes_until(records, last_round: int | None = None) -> int:
     """Bytes sent, down and up, in all rounds or up to `last_round`."""
     return sum(
