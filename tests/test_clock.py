@@ -304,7 +304,8 @@ def test_resume_inside_the_queue_is_exact(tmp_path):
 
 
 @pytest.mark.parametrize(("overrides", "message"), [
-    ({"clock__speed": "none", "clock__delay": "constant(0)"}, "needs a clock: set clock.speed to a law"),
+    ({"clock__speed": "none", "clock__delay": "constant(0)"},
+     "needs a clock: set clock.speed to a law"),
     ({"algorithm__name": "scaffold+fedasync"}, "scaffold sends something else. Choose fedavg"),
     ({"algorithm__name": "fedasync+fedbuff"}, "choose one of fedasync and fedbuff"),
     ({"secure__sum": True}, "secure.sum does not go with fedbuff"),
