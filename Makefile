@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-slow lint bench bench-curvature bench-peers clean
+.PHONY: demo test test-slow test-faults lint bench bench-curvature bench-peers clean
 demo: .venv/installed
 	$(BIN)/python -m fedjax_flat demo --run runs/demo
 
@@ -11,6 +11,10 @@ test: .venv/installed
 
 test-slow: .venv/installed
 	JAX_DISABLE_MOST_OPTIMIZATIONS=0 $(BIN)/python -m pytest -m slow
+
+# Kills, damages and fills disks at random; prints what was lost.
+test-faults: .venv/installed
+	$(BIN)/python tests/faults.py
 
 lint: .venv/installed
 	$(BIN)/ruff check .

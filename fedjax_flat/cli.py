@@ -276,6 +276,24 @@ def _add_analyses(commands) -> None:
                             "(default: in the data folder)")
     robustness.set_defaults(call=run.robustness)
 
+    recover = commands.add_parser(
+        "recover", help="what a client could make of the others' images by a GAN: Frechet distance"
+    )
+    recover.add_argument("runs", nargs="+", metavar="RUN")
+    recover.add_argument("--by", required=True, metavar="RUN",
+                         help="run whose network's features compare images; best of all data")
+    recover.add_argument("--client", type=int, default=0, metavar="K",
+                         help="the attacker (default 0)")
+    recover.add_argument("--steps", type=int, default=2000, help="of the generator (default 2000)")
+    recover.add_argument("--count", type=int, default=1000, help="images compared (default 1000)")
+    recover.add_argument("--guided", type=float, default=1.0,
+                         help="weight of the class that the model should see (default 1; 0: none)")
+    recover.add_argument("--train", default="layer",
+                         help="layer (default): of the discriminator only its last; or all of it")
+    recover.add_argument("--model", default="global", help="global (default), swa or wima")
+    recover.add_argument("--data", help="data folder (default: $FEDJAX_FLAT_DATA)")
+    recover.set_defaults(call=run.recover)
+
 
 def _add_plan(commands) -> None:
     plan = commands.add_parser(

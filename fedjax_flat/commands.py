@@ -207,6 +207,24 @@ def temperature(args, rest: list[str]) -> int:
     return 0
 
 
+def recover(args, rest: list[str]) -> int:
+    """What a client could recover of the others' images."""
+    from fedjax_flat.report import tables
+    from fedjax_flat.report.recovery import recovery
+
+    refuse_unknown(rest)
+    found = [
+        recovery(run, by=args.by, client=args.client, steps=args.steps, count=args.count,
+                 guided=args.guided, train=args.train, model=args.model, data_dir=args.data)
+        for run in args.runs
+    ]
+    names = ("run", "model", "round", "client", "frechet", "frechet_of_others", "network")
+    print(tables.of_records([{name: one[name] for name in names} for one in found]))
+    for one in found:
+        print(tables.named("figure", one["figure"]))
+    return 0
+
+
 def robustness(args, rest: list[str]) -> int:
     """Accuracy under corruptions."""
     from fedjax_flat.data.corruptions import CORRUPTIONS

@@ -16,7 +16,8 @@ from fedjax_flat.algorithms import Algorithm
 from fedjax_flat.data import Dataset, Examples, FederatedData, HostData, Partition
 from fedjax_flat.data import shift as shift_lib
 from fedjax_flat.data.partition import follow_owners, hold_out, local_split
-from fedjax_flat.engine import client_state, cohort, sampling
+from fedjax_flat.engine import client_state, cohort
+from fedjax_flat.engine.clock import arrivals
 from fedjax_flat.engine.evaluate import evaluator, in_blocks, personal_evaluator
 from fedjax_flat.engine.round import (
     Averages,
@@ -146,8 +147,10 @@ def build(
     if config.data.features:
         dataset, featured = featurise(config, dataset, network, data_dir, extractor)
     shares = divide(config, dataset, partition)
-    sample = errors.lookup("cohort sampling", config.cohort.sampling, sampling.SAMPLERS)(
-        partition.num_clients, config.cohort.size
+    clock = method.build_clock(config, shares.train.sizes)
+    flights = method.build_flights(config, clock)
+    sample = arrivals(flights) if flights else method.build_sampler(
+        config, partition.num_clients, clock
     )
     task = build_task(config, dataset, network)
     sizes.check(config, task, dataset)
@@ -163,6 +166,7 @@ def build(
         )
     cohort_of = cohorts(sample, over)
     algorithm = method.protect(config, algorithm, cohort_of, int(shares.train.sizes.max()))
+    algorithm = method.by_the_clock(config, algorithm, clock, flights, cohort_of)
     method.account(config, partition.num_clients)
     batches = over if over.mesh else cohort.cohort_map("map")
     data = place_data(config.data.placement, dataset.train, shares.train, over, shift)

@@ -23,6 +23,7 @@ from fedjax_flat.algorithms.private import BOUNDS
 from fedjax_flat.algorithms.robust import AGGREGATES, FEATURES, SHARES
 from fedjax_flat.algorithms.submodels import ASSIGNMENTS, CHOICES
 from fedjax_flat.data import PARTITIONS, SHIFTS, SOURCES
+from fedjax_flat.engine.selection import SELECTIONS
 from fedjax_flat.experiment import usage
 from fedjax_flat.models import LAWS, MODELS, STATISTICS
 from fedjax_flat.models.base import PRECISIONS
@@ -202,9 +203,16 @@ SETTINGS: dict[str, Setting] = {
 
     "cohort.size": Setting(10, at_least=1),
     "cohort.sampling": Setting(
-        "uniform", "once: nobody again before everybody had a turn",
-        choices=("uniform", "bernoulli", "once"),
+        "uniform", "once: nobody again before everybody had a turn; deadline, tiers: by the clock",
+        choices=("uniform", "bernoulli", "once", *SELECTIONS),
     ),
+    "cohort.deadline": Setting(10.0, "seconds within which a client must be back", above=0),
+    "cohort.candidates": Setting(20, "clients that are asked how long they would take", at_least=1),
+    "cohort.tiers": Setting(5, "groups of equally fast clients", at_least=1),
+    "clock.speed": Setting(
+        "none", "law of clients' seconds per example, e.g. lognormal(0.01, 0.5); none: no clock"
+    ),
+    "clock.delay": Setting("constant(0)", "law of the seconds on the way, of every dispatch"),
     "cohort.strategy": Setting("auto", "auto | vmap | map | chunked | sharded"),
     "cohort.chunk": Setting(
         0, "clients at once on a device, if chunked or sharded; 0: 8 if chunked, else all",

@@ -7,6 +7,7 @@ import math
 import jax
 import jax.numpy as jnp
 import ml_collections
+import numpy as np
 
 from fedjax_flat import errors, parts, server
 from fedjax_flat.algorithms import (
@@ -22,10 +23,14 @@ from fedjax_flat.algorithms import (
     submodels,
     without_traffic,
 )
+from fedjax_flat.algorithms.asynchronous import Flights, asynchronous, discount
 from fedjax_flat.algorithms.private import epsilon
+from fedjax_flat.algorithms.timed import timed
 from fedjax_flat.client import asam, local_training, sam, sgd, warm_up
 from fedjax_flat.client.optimizer import named
 from fedjax_flat.data import ClientData
+from fedjax_flat.engine import clock as clock_lib
+from fedjax_flat.engine import sampling, selection
 from fedjax_flat.engine.round import Averages, CohortOf
 from fedjax_flat.experiment import usage
 from fedjax_flat.tasks import Task
@@ -117,6 +122,82 @@ def protect(
     return secure(
         algorithm, members, largest=1 if alike else largest, seed=config.seed, **options
     )
+
+
+def build_clock(
+    config: ml_collections.ConfigDict, sizes: np.ndarray
+) -> clock_lib.Clock | None:
+    """The clock of clients with so many examples, if there is one."""
+    if config.clock.speed == "none":
+        needs = {
+            f"algorithm.name = {config.algorithm.name!r}": usage.asynchronous_of(config),
+            f"cohort.sampling = {config.cohort.sampling!r}":
+                config.cohort.sampling in selection.SELECTIONS,
+        }
+        for setting, needed in needs.items():
+            if needed:
+                raise errors.UsageError(
+                    f"{setting} needs a clock: set clock.speed to a law of seconds per example, "
+                    "e.g. lognormal(0.01, 0.5)."
+                )
+        return None
+    speed, delay = (clock_lib.law(f"clock.{n}", config.clock[n]) for n in ("speed", "delay"))
+    client = config.client
+    steps = client.steps * client.batch_size * (sizes > 0)
+    examples = steps if client.steps else client.epochs * sizes
+    return clock_lib.clock(speed, delay, examples, config.seed)
+
+
+def build_sampler(
+    config: ml_collections.ConfigDict, num_clients: int, clock: clock_lib.Clock | None
+) -> sampling.Sampler:
+    """Who takes part in rounds that wait for their clients."""
+    cohort = config.cohort
+    if cohort.sampling in selection.SELECTIONS:
+        assert clock
+        if cohort.sampling == "tiers":
+            return selection.tiers(clock, cohort.size, tiers=cohort.tiers)
+        return selection.deadline(
+            clock, cohort.size, candidates=cohort.candidates, seconds=cohort.deadline
+        )
+    make = errors.lookup("cohort sampling", cohort.sampling, sampling.SAMPLERS)
+    return make(num_clients, cohort.size)
+
+
+def build_flights(
+    config: ml_collections.ConfigDict, clock: clock_lib.Clock | None
+) -> Flights | None:
+    """Who comes back when, if clients are not waited for."""
+    late = usage.asynchronous_of(config)
+    if not late:
+        return None
+    assert clock
+    return clock_lib.flights(
+        clock, slots=config.algorithm[late.section].in_flight, arrivals=config.cohort.size,
+        rounds=config.rounds,
+    )
+
+
+def by_the_clock(
+    config: ml_collections.ConfigDict, algorithm: Algorithm, clock: clock_lib.Clock | None,
+    flights: Flights | None, cohort_of: CohortOf,
+) -> Algorithm:
+    """`algorithm` in simulated time, if there is a clock."""
+    if flights:
+        late = usage.asynchronous_of(config)
+        assert late
+        own = config.algorithm[late.section]
+        s = discount(own.staleness, own.a, own.b)
+        return asynchronous(algorithm, flights, s, alpha=own.get("alpha"))
+    if not clock:
+        return algorithm
+
+    def seconds(round):
+        clients, mask = cohort_of(jax.random.key(config.seed), round)
+        taken = clock.duration(round, clients)
+        return taken if mask is None else jnp.where(mask, taken, 0.0)
+
+    return timed(algorithm, seconds)
 
 
 def build_client_optimizer(config: ml_collections.ConfigDict):

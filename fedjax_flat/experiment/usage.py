@@ -51,6 +51,12 @@ def method_of(config: Config) -> Method:
     return methods_of(config)[0]
 
 
+def asynchronous_of(config: Config) -> Method | None:
+    """FedAsync or FedBuff, if it is named."""
+    named = [m for m in methods_of(config)[1] if m.name in ("fedasync", "fedbuff")]
+    return named[0] if named else None
+
+
 def averages(config: Config) -> list[str]:
     """The models kept beside the trained one: of server.average, and of the algorithm's name."""
     named = [name for name in config.algorithm.name.split("+") if name in AVERAGES]
@@ -182,6 +188,11 @@ _RULES: list[tuple[tuple[str, ...], Callable[[Config], bool], str]] = [
     (("submodel.units", "submodel.assignment", "submodel.coverage"),
      lambda c: len(c.submodel.tiers) > 0, "submodel.tiers is empty: clients train all units"),
     (("submodel.assignment",), lambda c: len(c.submodel.tiers) > 1, "there is one tier"),
+    (("clock.delay",), lambda c: c.clock.speed != "none", "there is no clock: clock.speed is none"),
+    (("cohort.sampling",), lambda c: not asynchronous_of(c), "who comes back is up to the clock"),
+    (("cohort.deadline", "cohort.candidates"), lambda c: c.cohort.sampling == "deadline",
+     "cohort.sampling is not deadline"),
+    (("cohort.tiers",), lambda c: c.cohort.sampling == "tiers", "cohort.sampling is not tiers"),
     (("cohort.chunk",), lambda c: c.cohort.strategy in ("chunked", "sharded", "auto"),
      "cohort.strategy is neither chunked nor sharded"),
     (("cohort.devices",), lambda c: c.cohort.strategy in ("auto", "sharded"),
@@ -279,6 +290,7 @@ def check_combination(config: Config) -> None:
     if method.name == "fednova" and client.nesterov:
         refuse("client.nesterov", True, "its norms are of plain SGD and of momentum as it is.")
     _check_uploads(config)
+    _check_clock(config)
     if method.section == "mime" and client.momentum:
         refuse("client.momentum", client.momentum, "its momentum is algorithm.mime.momentum.")
 
@@ -305,6 +317,36 @@ def _check_wire(config: Config) -> None:
             "wire.feedback does not go with a mask that is made unbiased: what is left out would "
             "grow. Set wire.unbiased = False."
         )
+
+
+def _check_clock(config: Config) -> None:
+    """Of simulated time, what excludes what."""
+    (method, added), name = methods_of(config), config.algorithm.name
+    late = [m.name for m in added if m.name in ("fedasync", "fedbuff")]
+    if not late:
+        return
+    if len(late) > 1:
+        raise errors.UsageError(f"algorithm.name = {name!r}: choose one of {' and '.join(late)}.")
+    if method.make is not METHODS["fedavg"].make:
+        raise errors.UsageError(
+            f"algorithm.name = {name!r}: {late[0]} counts what clients changed of what they were "
+            f"sent, and {method.name} sends something else. Choose fedavg, fedprox, fedavgm, "
+            "fedadam, fedadagrad or fedyogi."
+        )
+    others = {
+        "server.aggregate": config.server.aggregate != "mean",
+        "privacy.bound": config.privacy.bound != "none",
+        "secure.sum": config.secure.sum,
+        "wire.down": config.wire.down != "none",
+        "wire.up": config.wire.up != "none" and late[0] == "fedasync",
+        "submodel.tiers": len(config.submodel.tiers) > 0,
+    }
+    for setting, there in others.items():
+        if there:
+            raise errors.UsageError(
+                f"{setting} does not go with {late[0]}: it counts on a cohort that starts from one "
+                "model. Leave it at its default."
+            )
 
 
 def _check_uploads(config: Config) -> None:

@@ -44,8 +44,10 @@ def describe(name: str) -> dict[str, Any]:
 
 
 def _on_a_network_for(name: str) -> experiment.Experiment:
-    """The method on the first network it takes: plain, with normalisation, with convolutions."""
-    for options in ({}, {"model.norm": "batch"}, {"model.name": "resnet20"}):
+    """The method on what it takes: a plain network, normalisation, convolutions, a clock."""
+    for options in (
+        {}, {"model.norm": "batch"}, {"model.name": "resnet20"}, {"clock.speed": "constant(1)"}
+    ):
         config = experiment.default_config()
         config.algorithm.name = name
         config.data.unlabelled = 0.1 * METHODS[name].unlabelled
