@@ -20,7 +20,8 @@ from fedjax_flat.algorithms.fedavg import fedavg
 from fedjax_flat.algorithms.fedsim import OWN
 from fedjax_flat.algorithms.method import Method
 from fedjax_flat.algorithms.personal import personal
-from fedjax_flat.client import Client, LocalResult
+from fedjax_flat.client import Client
+from fedjax_flat.client.local import LocalResult
 
 
 def fedalt(

@@ -3,7 +3,8 @@
 `own` is a predicate on the names of a model's leaves (parts.py). A client keeps those between its
 rounds, starting from the initial model's; it trains the whole model, with its own part merged into
 whatever the server sent; and its upload says that nothing changed there, so that no server step, no
-dual and no momentum ever moves a leaf that is not shared.
+dual and no momentum ever moves a leaf that is not shared. Where everything stays, clients train by
+themselves.
 """
 
 from typing import Any, NamedTuple
@@ -26,12 +27,12 @@ def personal(algorithm: Algorithm, own: parts.Part) -> Algorithm:
 
     def init(variables, num_clients):
         server, client = algorithm.init(variables, num_clients)
-        kept, every = parts.take(variables, own), parts.take(variables, lambda name: True)
-        if not kept or len(kept) == len(every):
-            what = "everything: nothing is left to share" if kept else "nothing: nothing stays"
+        kept = parts.take(variables, own)
+        if not kept:
+            every = list(parts.take(variables, lambda name: True))
             raise errors.UsageError(
-                f"a personal part that owns {what} with a client. The model has "
-                f"{', '.join(list(every)[:4])}{', ...' if len(every) > 4 else ''}."
+                "a personal part that owns nothing: no leaf of the model would stay with a client. "
+                f"It has {', '.join(every[:4])}{', ...' if len(every) > 4 else ''}."
             )
         return server, PersonalState(client, kept)
 

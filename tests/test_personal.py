@@ -1,0 +1,446 @@
+"""Clients with models of their own: FedSim, FedAlt, pFedMe, full personalisation, local labels."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import reference_personal as ref
+from conftest import Problem, assert_close, assert_same_bits, small_config
+
+import fedjax_flat as ff
+from fedjax_flat import cli, parts, rng, testing
+from fedjax_flat.data.federated import shuffled_positions
+from fedjax_flat.engine import evaluate
+from fedjax_flat.engine.round import traffic
+from fedjax_flat.experiment import costs
+from fedjax_flat.run import evaluation
+from fedjax_flat.testing import BATCH, EPOCHS, RATE, ROUNDS, SIZES
+
+HEAD, REST = 5 * 3 + 3, 16 * 5 + 5  # numbers in the problem's network
+NAMES = {
+    "W1": ("Dense_0", "kernel"), "b1": ("Dense_0", "bias"),
+    "W": ("classifier", "kernel"), "b": ("classifier", "bias"),
+}
+OWN = {"head": {"W", "b"}, "features": {"W1", "b1"}, "params/Dense_0/kernel": {"W1"}}
+# The classes that clients of the pruned problem have; of others, those of their examples.
+COUNTS = dict(enumerate(SIZES))
+
+
+@functools.cache
+def problem(pruned=False):
+    p = Problem()
+    if pruned:
+        labels = np.asarray(p.dataset.train.labels)
+        classes = ff.data.class_counts(p.partition, labels, 3) > 0
+        p.data = ff.data.federate(p.dataset.train, p.partition, classes=classes)
+    return p
+
+
+@functools.cache
+def run(name, pruned=False, rounds=ROUNDS, **settings):
+    p = problem(pruned)
+    chosen = {k.replace("__", "."): v for k, v in settings.items()}
+    return testing.Run(testing.algorithm_of(name, p.task, chosen), p, rounds=rounds)
+
+
+def as_dict(params):
+    return {n: np.asarray(params[a][b], float) for n, (a, b) in NAMES.items()}
+
+
+def personal_models(run, state=None):
+    """Of all clients, after the last round."""
+    state = state or run.states[-1]
+    row = lambda k: jax.tree.map(lambda x: x[k], state.clients)
+    model = lambda k: run.algorithm.personal(state.server, row(k))
+    return [as_dict(model(k).params) for k in range(len(SIZES))]
+
+
+@functools.cache
+def drawn(half=""):
+    """Per round, {client: batches of (x, y)}; of a half of FedAlt, with keys of its own."""
+    p, key = problem(), jax.random.key(0)
+    d = testing.drawn(p)
+    length = -(-p.data.max_size // BATCH) * BATCH
+    rounds = []
+    for t, members in enumerate(d.rounds):
+        rounds.append({})
+        for k in members:
+            client_key = rng.fold(key, "client", t, k)
+            client_key = rng.fold(client_key, half) if half else client_key
+            own, batches = d.members[k], []
+            for e in range(EPOCHS):
+                shuffle = rng.fold(client_key, "shuffle", e)
+                order = np.asarray(shuffled_positions(shuffle, len(own), length))[: len(own)]
+                batches += [own[order[i : i + BATCH]] for i in range(0, len(own), BATCH)]
+            rounds[-1][k] = [(d.x[b], d.y[b]) for b in batches]
+    return rounds
+
+
+def start():
+    return as_dict(problem().params)
+
+
+def agree(ours, theirs, tolerance=2e-5):
+    for n in theirs:
+        np.testing.assert_allclose(ours[n], theirs[n], rtol=0, atol=tolerance, err_msg=n)
+
+
+def agree_on_all(found, params, models):
+    agree(as_dict(found.model.params), params)
+    for ours, theirs in zip(personal_models(found), models, strict=True):
+        agree(ours, theirs)
+
+
+def slow(*case):
+    return pytest.param(*case, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize(
+    ("name", "own"),
+    [("fedsim", "head"), ("fedsim", "features"), ("fedalt", "head"), slow("fedalt", "features"),
+     slow("fedsim", "params/Dense_0/kernel"), slow("fedalt", "params/Dense_0/kernel")],
+)
+def test_partial_personalisation_agrees_with_numpy(name, own):
+    found = run(name, **{f"algorithm__{name}__own": own})
+    update = functools.partial(getattr(ref, name), gradient=ref.gradient, lr=RATE)
+    params, states = start(), {}
+    for t in range(ROUNDS):
+        batches = drawn()[t]
+        if name == "fedalt":
+            first, second = drawn("own")[t], drawn("shared")[t]
+            batches = {k: (first[k], second[k]) for k in first}
+        params, states = ref.partial_round(params, states, batches, COUNTS, OWN[own], update)
+    models = [ref.personal_model(params, states, k) for k in range(len(SIZES))]
+    agree_on_all(found, params, models)
+    moved = np.abs(models[3]["W"] - models[5]["W"]).max()
+    assert (moved > 1e-3) == (own == "head")
+
+
+PFEDME = {
+    "paper": ({}, {}),
+    "another rate": ({"rate": 0.02, "steps": 5}, {"inner_lr": 0.02, "steps": 5}),
+    "goes on": ({"start": "theta"}, {"start": "theta"}),
+    "released": ({"variant": "released"}, {"pull": False}),
+}
+
+
+@pytest.mark.parametrize(
+    ("case", "own"),
+    [("paper", "none"), ("paper", "head"), ("goes on", "head"), ("released", "head"),
+     slow("another rate", "head"), slow("another rate", "none"), slow("goes on", "none"),
+     slow("released", "none")],
+)
+def test_pfedme_agrees_with_numpy(case, own):
+    ours, theirs = PFEDME[case]
+    settings = {"prox": 2.0, "own": own, **ours}
+    found = run("pfedme", **{f"algorithm__pfedme__{n}": v for n, v in settings.items()})
+    options = {"gradient": ref.gradient, "lr": RATE, "penalty": 2.0, "steps": 3, **theirs}
+    thetas = dict.fromkeys(range(len(SIZES)), start())
+    params, states = start(), {}
+    for batches in drawn():
+        order = [k for k in batches if COUNTS[k]]
+
+        def update(w, b, order=order):
+            trained, theta = ref.pfedme(w, b, **options)
+            thetas[order.pop(0)] = theta
+            return trained, theta
+
+        params, states = ref.pfedme_partial_round(
+            params, states, batches, COUNTS, OWN.get(own, ()), update
+        )
+    models = [ref.personal_model(params, states, k) for k in range(len(SIZES))]
+    if case != "released":
+        models = [thetas[k] for k in range(len(SIZES))]
+    elif own == "none":
+        assert found.algorithm.personal is None
+        agree(as_dict(found.model.params), params)
+        return
+    agree_on_all(found, params, models)
+
+
+FP = {
+    "all": ({}, {}),
+    "head": ({"part": "head"}, {"names": ("W", "b")}),
+    "features": ({"part": "features"}, {"names": ("W1", "b1")}),
+    "ditto": ({"ditto": 0.5}, {"penalty": 0.5}),
+    "ditto of the head, by half": (
+        {"part": "head", "ditto": 0.5, "half": True},
+        {"names": ("W", "b"), "penalty": 0.5, "half": True},
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("case", "pruned"),
+    [("all", False), ("all", True), ("head", False), ("ditto", False), slow("head", True),
+     slow("features", False), slow("features", True), slow("ditto of the head, by half", False)],
+)
+def test_full_personalisation_agrees_with_numpy(case, pruned):
+    """Also where heads are pruned; a client whose turn comes again goes on from where it was."""
+    ours, theirs = FP[case]
+    name = "fp+oll" if pruned else "fp"
+    found = run(name, pruned, **{f"algorithm__fp__{n}": v for n, v in ours.items()})
+    d = testing.drawn(problem())
+    models = []
+    for k in range(len(SIZES)):
+        batches = [b for members in drawn() for b in members.get(k, ())]
+        own = ref.local_classes(d.y[d.members[k]])
+        if not pruned:
+            models.append(ref.finetune(start(), batches, ref.gradient, RATE, **theirs))
+            continue
+        cut = [(x, ref.relabel(y, own)) for x, y in batches]
+        narrow = ref.finetune(ref.prune(start(), own), cut, ref.gradient, RATE, **theirs)
+        wide = start() | {n: narrow[n] for n in ("W1", "b1")}
+        for n in ("W", "b"):  # absent columns stay
+            wide[n][..., own] = narrow[n]
+        models.append(wide)
+    agree_on_all(found, start(), models)
+    assert_same_bits(found.model, problem().variables)
+    assert traffic(found.algorithm, found.states[0], found.data) == (0, 0)
+
+
+def test_nothing_own_is_fedavg_bit_for_bit():
+    assert_same_bits(run("fedsim", algorithm__fedsim__own="none").states, run("fedavg").states)
+
+
+def test_everything_own_is_local_training():
+    found = run("fedsim", algorithm__fedsim__own="all")
+    assert_same_bits(found.model, problem().variables)
+    assert traffic(found.algorithm, found.states[0], found.data) == (0, 0)
+    alone = run("fp")
+    for a, b in zip(personal_models(found), personal_models(alone), strict=True):
+        assert_same_bits(a, b)
+
+
+@pytest.mark.parametrize("own", ["head", slow("features")])
+def test_halves_of_fedalt_are_frozen_in_turn(own):
+    """The own part sees nothing of the second half, the shared part nothing of the first."""
+    p, part = problem(), parts.named(own)
+    worker = p.client(lr=0.3)
+    client = ff.algorithms.fedalt.__globals__["in_turns"](worker, part)
+    data, key = p.data.client(jnp.int32(3)), jax.random.key(7)
+    train = lambda c, data, key, **rest: c.train(
+        p.variables, data, key, round=jnp.int32(0), **rest
+    ).info.model
+    both = train(client, data, key)
+    rest = lambda name: not part(name)
+    first = train(worker, data, rng.fold(key, "own"), frozen=rest)
+    assert_same_bits(parts.take(first, rest), parts.take(p.variables, rest))
+    kept = parts.take(first, part)
+    assert_same_bits(parts.take(both, part), kept)
+    second = train(worker, data.replace(own=kept), rng.fold(key, "shared"), frozen=part)
+    assert_same_bits(parts.take(second, part), kept)
+    assert_same_bits(both, second)
+    assert float(client.steps(data)) == 2 * float(worker.steps(data)) == 6
+    info = client.train(p.variables, data, key, round=jnp.int32(0)).info
+    assert (int(info.steps), int(info.sums["examples"])) == (6, 24)
+
+
+def test_ditto_between_local_training_and_the_anchor():
+    p = problem()
+
+    def trained(ditto, rate):
+        fp = ff.algorithms.fp(p.client(lr=rate, epochs=2), ditto=ditto, half=True)
+        state, _ = p.run(fp, 3)
+        return state.clients.own
+
+    assert_close(trained(1e-7, 0.1), trained(0.0, 0.1), 1e-6)
+    anchor = parts.take(p.variables, lambda name: True)
+    distance = lambda own: max(float(jnp.abs(own[n] - x[None]).max()) for n, x in anchor.items())
+    # SGD follows a pull of 1 / rate at most: each step then ends rate * gradient from the anchor.
+    far, near = (distance(trained(ditto, 1 / ditto)) for ditto in (10.0, 1e6))
+    assert far > 1e-3
+    assert near < 1e-5
+    with pytest.raises(ff.UsageError, match=r"ditto = 20 .*rate = 0\.1.*a rate below 0\.05"):
+        testing.algorithm_of("fp", p.task, {"algorithm.fp.ditto": 20.0})
+
+
+@pytest.mark.parametrize(
+    ("name", "own", "sent", "kept"),
+    [("fedsim", "head", REST, HEAD), ("fedsim", "features", HEAD, REST),
+     ("fedalt", "head", REST, HEAD), slow("fedalt", "features", HEAD, REST),
+     ("pfedme", "head", REST, HEAD + HEAD + REST), ("pfedme", "none", HEAD + REST, HEAD + REST)],
+)
+def test_only_the_shared_part_travels(name, own, sent, kept):
+    section = {"pfedme": {"algorithm__pfedme__prox": 2.0}}.get(name, {})
+    found = run(name, **section, **{f"algorithm__{name}__own": own})
+    state = found.states[0]
+    assert traffic(found.algorithm, state, found.data) == (32 * sent, 32 * sent)
+    assert sum(x.size for x in jax.tree.leaves(state.clients)) == kept * len(SIZES)
+
+
+CONTRACT = {
+    "fedalt": {"algorithm__fedalt__own": "head"},
+    "pfedme": {"algorithm__pfedme__prox": 2.0, "algorithm__pfedme__own": "head"},
+    "fp+oll": {},
+}
+
+
+@pytest.mark.parametrize("name", list(CONTRACT))
+def test_contract(name):
+    """Same bits after a checkpoint; only the cohort changes state; padding is nothing."""
+    found = run(name, name == "fp+oll", **CONTRACT[name])
+    testing.check_resume(found)
+    testing.check_padding(found)
+    if name != "fp+oll":  # where one with examples of a single class has nothing to learn
+        testing.check_members(found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", list(CONTRACT))
+def test_strategies(name):
+    testing.check_strategies(run(name, name == "fp+oll", **CONTRACT[name]))
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "message"),
+    [
+        ("fedsim", {"own": "params/Conv_*"}, "owns nothing.*It has params/Dense_0/"),
+        ("fedsim", {"own": "haed"}, "unknown part of a model 'haed'.*Did you mean 'head'"),
+        ("fedalt", {"own": "params/Conv_*"}, "owns nothing"),
+        ("fedalt", {"own": "all"}, "an own part and a shared one"),
+        ("fp", {"part": "params/Conv_*"}, "owns nothing"),
+        ("fp", {"part": "head", "keep": "params/Conv_*"}, "a part to keep that is empty"),
+        ("fp", {"ditto": -1.0}, r"ditto = -1\.0: expected 0 or more"),
+        ("pfedme", {"prox": 0.0}, r"prox = 0\.0: expected more than 0"),
+        ("pfedme", {"steps": 0}, "steps = 0: expected 1 or more"),
+        ("pfedme", {"start": "v"}, "expected one of w, theta"),
+    ],
+)
+def test_parts_and_settings_that_cannot_be(name, settings, message):
+    p = problem()
+    full = {f"algorithm.{name}.{n}": v for n, v in settings.items()}
+    begin = lambda: testing.algorithm_of(name, p.task, full).init(p.variables, 2)
+    with pytest.raises(ff.UsageError, match=message):
+        begin()
+
+
+def test_what_pfedme_does_not_go_with():
+    for settings, message in (
+        ({"client.sharpness": "sam"}, "not along a gradient"),
+        ({"client.optimizer": "adam"}, "count on the steps of SGD"),
+    ):
+        with pytest.raises(ff.UsageError, match=message):
+            testing.algorithm_of("pfedme", problem().task, settings)
+
+
+def test_oll_needs_to_know_the_classes():
+    with pytest.raises(ff.UsageError, match="data that do not say which classes"):
+        run("fp+oll", rounds=1)
+
+
+@functools.cache
+def metrics_of(name, pruned):
+    """(sums of all clients on their own examples, class by class on all examples)."""
+    found = run(name, pruned)
+    state, everyone = found.states[-1], jnp.arange(len(SIZES), dtype=jnp.int32)
+    own = evaluate.personal_evaluator(found.problem.task, found.algorithm, 5)
+    by_class = evaluate.class_evaluator(found.problem.task, found.algorithm, 5)
+    rest = (state.server, state.clients, found.data, everyone)
+    return jax.device_get((
+        jax.jit(own)(*rest), jax.jit(by_class)(*rest, found.problem.dataset.train)
+    ))
+
+
+@pytest.mark.parametrize("pruned", [False, True])
+def test_metrics_of_personal_models_agree_with_numpy(pruned):
+    name = "fp+oll" if pruned else "fp"
+    own, by_class = metrics_of(name, pruned)
+    d, models = testing.drawn(problem()), personal_models(run(name, pruned))
+    accuracies, local, absent = [], [], []
+    for k, mine in enumerate(d.members):
+        classes = ref.local_classes(d.y[mine])
+        shown = ref.prune(models[k], classes) if pruned and classes else models[k]
+        labels = classes if pruned and classes else None
+        guess = ref.predictions(ref.logits(shown, d.x), labels)
+        accuracies.append(np.mean(guess[mine] == d.y[mine]) if len(mine) else None)
+        if classes:
+            a, b = ref.local_and_absent(guess, d.y, classes, 3)
+            local.append(a)
+            absent.append(b)
+    whole, each = evaluation.summary(problem().task, own)
+    assert whole["accuracy"] == pytest.approx(ref.weighted_mean_accuracy(accuracies, SIZES))
+    there = [a for a in accuracies if a is not None]
+    for name, q in {"worst": 0, "p10": 0.1, "median": 0.5, "p90": 0.9}.items():
+        assert whole[f"fairness.{name}"] == pytest.approx(ref.quantile(there, q))
+    assert each["score"] == [a if a is None else pytest.approx(a, abs=1e-5) for a in accuracies]
+    has = ff.data.class_counts(problem().partition, d.y, 3) > 0
+    some = has.any(axis=1)
+    chosen = jax.tree.map(lambda x: x[some], by_class)
+    np.testing.assert_allclose(evaluation.mean_of_classes(chosen, has[some]), local, atol=1e-6)
+    missing = evaluation.mean_of_classes(chosen, ~has[some])
+    np.testing.assert_allclose(missing, [a for a in absent if not np.isnan(a)], atol=1e-6)
+    if pruned:
+        assert missing.size
+        assert not missing.any(), "an absent class never wins"
+    assert int(by_class["sums"]["examples"][0]) == sum(SIZES)
+
+
+def test_pruning_can_only_help_on_a_closed_set():
+    """The same weights, before any training."""
+    found = run("fp+oll", True)
+    state, everyone = found.states[0], jnp.arange(len(SIZES), dtype=jnp.int32)
+    own = jax.jit(evaluate.personal_evaluator(found.problem.task, found.algorithm, 5))
+    pruned, whole = (own(state.server, state.clients, data, everyone)["correct"]
+                     for data in (found.data, problem().data))
+    assert (pruned >= whole).all()
+    assert float(pruned.sum()) > float(whole.sum())
+
+
+# Whole runs, on the digits.
+
+
+def config_of(**settings):
+    """Twenty clients, some of whom lack classes, and a test part of each."""
+    given = {
+        "data__local_test": 0.45, "data__closed": True, "partition__alpha": 0.1, "cohort__size": 10,
+        "cohort__sampling": "once", "rounds": 2, "eval__every": 1, "eval__window": 1,
+        "checkpoint__every": 1, **settings,
+    }
+    return small_config(**given)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A run of FedAvg, `fedavg`, and from it one with pruned heads, `pruned`."""
+    folder = tmp_path_factory.mktemp("personal")
+    ff.train(config_of(cohort__sampling="uniform"), folder / "fedavg", progress=False)
+    config = config_of(algorithm__name="fp+oll", algorithm__fp__part="head", eval__absent=-1,
+                       eval__clients=True, eval__splits=("test",))
+    ff.train(config, folder / "pruned", init=folder / "fedavg", progress=False)
+    return folder
+
+
+def records(run, **wanted):
+    found = ff.run.metrics.read(run / "metrics.jsonl")
+    return [r for r in found if all(r[n] == v for n, v in wanted.items())]
+
+
+def test_pruned_heads_in_a_run(folder):
+    run = folder / "pruned"
+    (before, after) = (records(run, round=t, split="local_test", model="personal")[0]
+                       for t in (0, 2))
+    (whole,) = records(run, round=0, split="local_test", model="global")
+    assert before["accuracy"] > whole["accuracy"], "OLL by itself, of the same weights"
+    assert after["accuracy"] > before["accuracy"]
+    assert {"fairness.worst", "fairness.median", "fairness.p90"} <= after.keys()
+    built = ff.load_run(run).experiment
+    own = built.classes.sum(axis=1)
+    assert own.min() < 10
+    hidden = 64  # features
+    assert after["head_floats"] == pytest.approx(
+        ref.head_floats(hidden, own.mean()) if hidden == built_features(built) else
+        ref.head_floats(built_features(built), own.mean())
+    )
+    for record in records(run, split="test", model="personal"):
+        assert record["absent_classes"] == 0
+        assert record["local_classes"] > 0.3
+    sent = records(run, split="cohort")
+    assert [(r["bytes_down"], r["bytes_up"]) for r in sent] == [(0, 0), (0, 0)]
+
+
+def built_features(built):
+    head = parts.take(built.init().server, parts.head)
+    return next(x.shape[0] for x in head.values() if x.ndim == 2)
