@@ -16,10 +16,11 @@ Runs = Mapping[str, Sequence[list[dict]]]
 def score_curves(runs: Runs, path: str | os.PathLike, *, split: str = "test") -> pathlib.Path:
     """The score and client drift by round: a colour per label, its runs' mean and deviation.
 
-    If the runs do not all send as much, the score by what was sent too.
+    If the runs, or a run's phases, do not all send as much, the score by what was sent too.
     """
     sent = {round(sum(metrics.bytes_per_client(seeds[0]))) for seeds in runs.values()}
-    panels = 3 if len(sent) > 1 else 2
+    in_phases = any(metrics.phase_ends(seeds[0]) for seeds in runs.values())
+    panels = 3 if len(sent) > 1 or in_phases else 2
     figure, (accuracy, *by_bytes, drift) = pictures.new_figure(1, panels, (4.5 * panels, 3.4))
     draw_score(accuracy, runs, split)
     for axes in by_bytes:
@@ -108,6 +109,7 @@ def draw_score(axes, runs: Runs, split: str, *, by_bytes: bool = False) -> None:
                 rounds, mean - deviation, mean + deviation, color=f"C{i}", alpha=0.15, linewidth=0
             )
             lowest = min(lowest, *mean[late])  # the first rounds hide all
+        _draw_phases(axes, seeds[0], f"C{i}", by_bytes=by_bytes, names=len(runs) == 1)
     score = metrics.score_name(next(iter(runs.values()))[0])
     by = "megabytes sent" if by_bytes else "round"
     axes.set(xlabel=by, ylabel=f"{split} {score} (%)", ylim=(0.95 * lowest, None))
@@ -115,6 +117,19 @@ def draw_score(axes, runs: Runs, split: str, *, by_bytes: bool = False) -> None:
         axes.set_xscale("log")
     axes.grid(alpha=0.25)
     axes.legend(frameon=False)
+
+
+def _draw_phases(axes, records, color: str, *, by_bytes: bool, names: bool) -> None:
+    """A dotted line where a phase ends and the next begins; names, where they would not overlap."""
+    begin = 0
+    for phase, end in metrics.phase_ends(records).items():
+        if begin:
+            x = metrics.bytes_until(records, begin) / 1e6 if by_bytes else begin
+            axes.axvline(x, color=color, linestyle=":", linewidth=1)
+        if names and not by_bytes:
+            axes.text((begin + end) / 2, 1.0, phase, transform=axes.get_xaxis_transform(),
+                      ha="center", va="bottom", fontsize=8)
+        begin = end
 
 
 def _mean_curve(seeds: Sequence[list[dict]], **selection):

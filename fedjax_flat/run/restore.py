@@ -53,6 +53,11 @@ def load_run(
     folder = RunFolder(run)
     folder.check_path()
     config = folder.config()
+    if config.phases:
+        raise errors.UsageError(
+            f"{folder.path} is a run in phases: choose one of them, "
+            + (", ".join(str(phase.path) for phase in folder.phases) or "once it has begun") + "."
+        )
     folder.check_imports(config, warn=True)
     built = experiment.build(config, data_dir)
     folder.check_features(built.features)
