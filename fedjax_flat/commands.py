@@ -57,6 +57,8 @@ def _print_summary(run: str, config, result) -> None:
         config = phase_configs(config)[result.phase]
         for split in config.eval.splits:
             print(f"{by_phase([run], split)}\n")
+        if any(r["split"] == "local_test" for r in result.records):
+            print(f"{by_phase([run], 'local_test', 'personal')}\n")
     rows = []
     for model, split in metrics.evaluated(result.records):
         mean, deviation, count = result.score(config.eval.window, split=split, model=model)

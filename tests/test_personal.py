@@ -441,6 +441,45 @@ def test_pruned_heads_in_a_run(folder):
     assert sent[0]["flops"] == pytest.approx(sent[0]["examples"] * each, rel=1e-6)
 
 
+def test_own_parts_go_on_into_the_next_phase(folder):
+    """FP of the features from FedSim's heads, pulled to where each client began."""
+    first = config_of(algorithm__name="fedsim", cohort__sampling="uniform", rounds=1)
+    pull = {"part": "features", "keep": "head", "ditto": 0.2}
+    then = config_of(algorithm__name="fp", **{f"algorithm__fp__{n}": v for n, v in pull.items()})
+    for c in (first, then):
+        c.model.hidden, c.checkpoint.keep = (8,), 3
+    result = ff.train(ff.pipeline({"fedsim(head)": first, "fp(features)": then}), folder / "two",
+                      progress=False)
+    before, after = (ff.load_run(folder / "two" / name)
+                     for name in ("1_fedsim_head", "2_fp_features"))
+    heads, end = before.state.clients.own, after.state.clients
+    assert np.ptp(np.asarray(heads["params/classifier/kernel"]), axis=0).max() > 1e-3
+    for name, head in heads.items():
+        assert_same_bits(end.own[name], head)
+        assert_same_bits(end.inner[name], head)
+    assert_same_bits(after.model(), before.model())
+    start = after.at(0)
+    models = lambda run: [
+        run.experiment.algorithm.personal(
+            run.state.server, jax.tree.map(lambda x, k=k: x[k], run.state.clients)
+        ) for k in range(20)
+    ]
+    assert_same_bits(models(start), models(before))
+    assert [r["phase"] for r in result.records][-1] == "fp_features"
+    assert cli.main(["costs", str(folder / "two"), "--split", "local_test", "--model",
+                     "personal"]) == 0
+
+    lost = ff.only_used(config_of(algorithm__name="fp", algorithm__fp__part="features",
+                                  model__hidden=(8,)))
+    with pytest.raises(ff.UsageError, match=r"clients have their own params/classifier/bias \(2 s"):
+        ff.train(lost, folder / "lost", init=folder / "two/1_fedsim_head", progress=False)
+    then.partition.seed = 1
+    with pytest.raises(ff.UsageError, match="they are not those here"):
+        ff.train(then, folder / "others", init=folder / "two/1_fedsim_head", progress=False)
+    shared = ff.only_used(config_of(model__hidden=(8,), rounds=1))
+    ff.train(shared, folder / "shared", init=folder / "two/1_fedsim_head", progress=False)
+
+
 def test_resume_with_personal_heads(folder, tmp_path):
     """One round, then another: the bits of two, in client memory on the host too."""
     config = ff.load_run(folder / "pruned").experiment.config

@@ -10,6 +10,7 @@ themselves.
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
 from fedjax_flat import errors, parts
 from fedjax_flat.algorithms.base import Algorithm, Exchange
@@ -62,3 +63,25 @@ def _kept(part: Exchange, own: parts.Part) -> Exchange:
         address=address and (lambda common, state, client: address(common, state.inner, client)),
         own=lambda name: own(name) or bool(part.own and part.own(name)),
     )
+
+
+def owned(clients: Any) -> dict[str, Any]:
+    """What clients own, by name, in the state of all of them or of one."""
+    found: dict[str, Any] = {}
+    for x in jax.tree.leaves(clients, is_leaf=lambda x: isinstance(x, PersonalState)):
+        if isinstance(x, PersonalState):
+            found |= owned(x.inner) | x.own
+    return found
+
+
+def with_owned(clients: Any, own: dict[str, Any]) -> Any:
+    """The state with these own parts, wherever it has leaves of their names."""
+
+    def one(path, leaf):
+        name = getattr(path[-1], "key", None)
+        if name not in own:
+            return leaf
+        # A buffer of its own: state is donated, and may have a part in two places.
+        return jax.device_put(np.array(own[name]), leaf.sharding)
+
+    return jax.tree_util.tree_map_with_path(one, clients)

@@ -40,7 +40,7 @@ def pfedme(
     server_optimizer: optax.GradientTransformation,
     *,
     rate: float | Schedule,
-    prox: float = 15.0,
+    prox: float = 1.0,
     steps: int = 3,
     start: str = "w",
     own: parts.Part | None = None,
@@ -103,6 +103,13 @@ def moreau(
 def _make(p: Parts) -> Algorithm:
     given = dict(p.settings)
     own, rate = parts.named(given.pop("own")), given.pop("rate") or p.learning_rate
+    for name, value in (("client.learning_rate", p.learning_rate), ("its inner rate", rate)):
+        if not callable(value) and value * given["prox"] >= 2:
+            raise errors.UsageError(
+                f"algorithm.pfedme.prox = {given['prox']:g} with {name} = {value:g}: steps towards "
+                f"the minimum overshoot it by ever more. Expected a rate below "
+                f"{2 / given['prox']:g}."
+            )
     return pfedme(
         p.client, p.server_optimizer, rate=rate, own=own, weighting=p.weighting, **given
     )
@@ -112,7 +119,7 @@ METHOD = Method(
     "pfedme", "T. Dinh 2020", "own models near a shared one", _make,
     settings={
         "own": OWN,
-        "prox": Setting(15.0, "the paper's lambda", above=0),
+        "prox": Setting(1.0, "lambda; 15 in the paper, with rates of 0.005", above=0),
         "steps": Setting(3, "inner steps on a batch", at_least=1),
         "rate": Setting(0.0, "of the inner steps; 0 is the client's", at_least=0),
         "start": Setting("w", "of the inner steps", choices=("w", "theta")),
