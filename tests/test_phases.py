@@ -12,6 +12,7 @@ from test_loop import untimed
 import fedjax_flat as ff
 from fedjax_flat import cli
 from fedjax_flat.experiment import config as config_lib
+from fedjax_flat.report.clients import clients
 from fedjax_flat.report.compare import compare
 from fedjax_flat.report.costs import by_phase, costs, spent
 from fedjax_flat.run import loop, mark, metrics, phases
@@ -68,8 +69,13 @@ def test_by_hand_it_is_the_same(folder):
         before = folder / "alone" / place
         assert_same_bits(alone.state, ff.load_run(whole / place).state)
         assert untimed(alone.records) == untimed(metrics.read(whole / place / "metrics.jsonl"))
-    with pytest.raises(ff.UsageError, match=r"is a run in phases: choose one of them, .*1_fed3r, "):
+    choose = r"is a run in phases: choose one of them, .*1_fed3r, "
+    with pytest.raises(ff.UsageError, match=choose):
         ff.load_run(whole)
+    with pytest.raises(ff.UsageError, match=choose):
+        clients(str(whole))
+    with pytest.raises(ff.UsageError, match=choose):
+        train(configs["all"], folder / "branch", start_from=whole)
 
 
 @pytest.mark.parametrize("stop", [

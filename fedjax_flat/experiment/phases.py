@@ -219,7 +219,9 @@ def _config_of(config: Config, phase: dict[str, Any]) -> Config:
         for setting in own:
             if setting not in config_lib.all_settings():
                 raise errors.UsageError(config_lib.unknown(setting))
-            if _is_common(setting):
+            # Which examples are left out is drawn with the seed.
+            drawn = setting == "seed" and config.data.imbalance != "none"
+            if drawn or _is_common(setting):
                 raise errors.UsageError(
                     f"config.{setting} cannot be of one phase: clients and examples are the same "
                     "in all. Set it for all; or train a run of its own with --init."

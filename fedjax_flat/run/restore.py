@@ -52,12 +52,8 @@ def load_run(
     """Builds the experiment of a run folder and restores a checkpoint: the newest, or `round`'s."""
     folder = RunFolder(run)
     folder.check_path()
+    folder.check_is_one()
     config = folder.config()
-    if config.phases:
-        raise errors.UsageError(
-            f"{folder.path} is a run in phases: choose one of them, "
-            + (", ".join(str(phase.path) for phase in folder.phases) or "once it has begun") + "."
-        )
     folder.check_imports(config, warn=True)
     built = experiment.build(config, data_dir)
     folder.check_features(built.features)

@@ -71,6 +71,14 @@ class RunFolder:
         """The folders of the phases that are here, in their order."""
         return [RunFolder(path) for path in mark.phases(self.path)]
 
+    def check_is_one(self) -> None:
+        """Refuses a run in phases where one run is meant."""
+        if phases := self.phases:
+            raise errors.UsageError(
+                f"{self.path} is a run in phases: choose one of them, "
+                f"{', '.join(str(phase.path) for phase in phases)}."
+            )
+
     def check_path(self) -> None:
         """Refuses a path at which orbax and tensorstore would not find what they wrote."""
         whole = os.path.abspath(self.path)
