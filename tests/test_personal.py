@@ -480,6 +480,28 @@ def test_own_parts_go_on_into_the_next_phase(folder):
     ff.train(shared, folder / "shared", init=folder / "two/1_fedsim_head", progress=False)
 
 
+def test_the_flag_prunes_the_last_phase(tmp_path, monkeypatch):
+    given = []
+    monkeypatch.setattr("fedjax_flat.run.phases.train", lambda config, run, **rest: given.append(
+        config
+    ) or (_ for _ in ()).throw(ff.UsageError("enough")))
+    file = tmp_path / "config.py"
+    file.write_text("""import fedjax_flat as ff
+def get_config(text=""):
+    c = ff.default_config()
+    c.data.local_test, c.data.closed = 0.4, True
+    if text == "phases":
+        c.phases = ({"name": "a"}, {"name": "b", "algorithm.name": "fp"})
+    return c
+""")
+    for text in ("", ":phases"):
+        assert cli.main(["train", "--config", f"{file}{text}", "--run", str(tmp_path / "run"),
+                         "--oll"]) == 2
+    assert given[0].algorithm.name == "fedavg+oll"
+    names = [c.algorithm.name for c in ff.phase_configs(given[1]).values()]
+    assert names == ["fedavg", "fp+oll"]
+
+
 def test_resume_with_personal_heads(folder, tmp_path):
     """One round, then another: the bits of two, in client memory on the host too."""
     config = ff.load_run(folder / "pruned").experiment.config
