@@ -94,7 +94,8 @@ def compare(args, rest: list[str]) -> int:
 
     refuse_unknown(rest)
     target = None if args.target is None else args.target / 100
-    print(compare(args.runs, args.figure, args.split, target=target, smooth=args.smooth))
+    print(compare(args.runs, args.figure, args.split, target=target, smooth=args.smooth,
+                  alike=args.alike))
     return 0
 
 

@@ -258,7 +258,7 @@ def _check_common(config: Config, found: Mapping[str, Config]) -> None:
         users = [p for p in config.phases if setting in used[p["name"]]]
         if all(setting in phase for phase in users):
             why = "no phase uses it" if not users else (
-                "every phase that uses it has its own. Change those, "
-                + " ".join(f"--config.phases.{p['name']}.{setting}=..." for p in users)
+                "every phase that uses it has its own. Change those: "
+                + ", ".join(f"--config.phases.{p['name']}.{setting}" for p in users)
             )
             raise errors.UsageError(f"config.{setting} = {value!r} would change nothing: {why}.")

@@ -25,9 +25,17 @@ def compare(
     *,
     target: float | None = None,
     smooth: float = 0.0,
+    alike: int = 1,
 ) -> str:
-    """A table of run folders on a split; the curves too, if `figure` names a file."""
+    """A table of run folders on a split; the curves too, if `figure` names a file.
+
+    There, `alike` runs after one another share a colour.
+    """
     errors.below_one("--smooth", smooth)
+    if not 1 <= alike <= len(figures.STYLES):
+        raise errors.UsageError(f"--alike {alike}: expected 1 to {len(figures.STYLES)}.")
+    if alike > 1 and figure is None:
+        raise errors.UsageError(f"--alike {alike} would change nothing: it is of --figure.")
     if target is not None:
         errors.finite("--target", target)
     records = {run: _read(run, split) for run in runs}
@@ -73,7 +81,8 @@ def compare(
         text += f"\n\n{found_phases}"
     if figure is not None:
         curves = {pictures.label(run): [found] for run, found in records.items()}
-        text += "\n" + tables.named("figure", figures.score_curves(curves, figure, split=split))
+        drawn = figures.score_curves(curves, figure, split=split, alike=alike)
+        text += "\n" + tables.named("figure", drawn)
     return text
 
 
