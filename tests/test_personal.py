@@ -15,6 +15,7 @@ from fedjax_flat.data.federated import shuffled_positions
 from fedjax_flat.engine import evaluate
 from fedjax_flat.engine.round import traffic
 from fedjax_flat.experiment import costs
+from fedjax_flat.report.costs import by_phase
 from fedjax_flat.run import evaluation
 from fedjax_flat.testing import BATCH, EPOCHS, RATE, ROUNDS, SIZES
 
@@ -466,6 +467,9 @@ def test_own_parts_go_on_into_the_next_phase(folder):
     ]
     assert_same_bits(models(start), models(before))
     assert [r["phase"] for r in result.records][-1] == "fp_features"
+    personal = [r["round"] for r in result.records
+                if (r["split"], r["model"]) == ("local_test", "personal")]
+    assert personal == [0, 1, 2, 3]
     assert cli.main(["costs", str(folder / "two"), "--split", "local_test", "--model",
                      "personal"]) == 0
 
@@ -478,6 +482,21 @@ def test_own_parts_go_on_into_the_next_phase(folder):
         ff.train(then, folder / "others", init=folder / "two/1_fedsim_head", progress=False)
     shared = ff.only_used(config_of(model__hidden=(8,), rounds=1))
     ff.train(shared, folder / "shared", init=folder / "two/1_fedsim_head", progress=False)
+
+
+def test_a_phase_that_prunes_begins_with_what_pruning_gives(folder):
+    """OLL costs nothing, so that it is a point of the curve before any training."""
+    again = ff.load_run(folder / "pruned").experiment.config
+    first = config_of(cohort__sampling="uniform", eval__clients=True, rounds=1)
+    with again.unlocked():
+        again.rounds = 1
+    result = ff.train(ff.pipeline({"fedavg": first, "fp(head)": again}), folder / "both",
+                      progress=False)
+    found = [(r["round"], r["model"]) for r in result.records if r["split"] == "local_test"]
+    assert found == [(0, "global"), (1, "global"), (1, "personal"), (2, "global"), (2, "personal")]
+    table = by_phase([folder / "both"], "local_test", "personal")
+    scores = [f"{100 * r['accuracy']:.2f}" for r in result.records if r["split"] == "local_test"]
+    assert [line.split()[3] for line in table.splitlines()[2:]] == [scores[1], scores[-1]]
 
 
 def test_the_flag_prunes_the_last_phase(tmp_path, monkeypatch):
