@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import reference_personal as ref
-from conftest import Problem, assert_close, assert_same_bits, small_config
+from conftest import Problem, assert_same_bits, small_config
 
 import fedjax_flat as ff
 from fedjax_flat import cli, parts, rng, testing
@@ -15,8 +15,10 @@ from fedjax_flat.data.federated import shuffled_positions
 from fedjax_flat.engine import evaluate
 from fedjax_flat.engine.round import traffic
 from fedjax_flat.experiment import costs
+from fedjax_flat.experiment.phases import hand_over
 from fedjax_flat.report.costs import by_phase
-from fedjax_flat.run import evaluation
+from fedjax_flat.run import evaluation, phases
+from fedjax_flat.run.run_folder import RunFolder
 from fedjax_flat.testing import BATCH, EPOCHS, RATE, ROUNDS, SIZES
 
 HEAD, REST = 5 * 3 + 3, 16 * 5 + 5  # numbers in the problem's network
@@ -129,7 +131,7 @@ PFEDME = {
 
 @pytest.mark.parametrize(
     ("case", "own"),
-    [("paper", "none"), ("paper", "head"), ("goes on", "head"), ("released", "head"),
+    [("paper", "none"), ("paper", "head"), slow("goes on", "head"), ("released", "head"),
      slow("another rate", "head"), slow("another rate", "none"), slow("goes on", "none"),
      slow("released", "none")],
 )
@@ -241,19 +243,15 @@ def test_halves_of_fedalt_are_frozen_in_turn(own):
 
 def test_ditto_between_local_training_and_the_anchor():
     p = problem()
-
-    def trained(ditto, rate):
-        fp = ff.algorithms.fp(p.client(lr=rate, epochs=2), ditto=ditto, half=True)
-        state, _ = p.run(fp, 3)
-        return state.clients.own
-
-    assert_close(trained(1e-7, 0.1), trained(0.0, 0.1), 1e-6)
-    anchor = parts.take(p.variables, lambda name: True)
-    distance = lambda own: max(float(jnp.abs(own[n] - x[None]).max()) for n, x in anchor.items())
+    weak = run("fp", algorithm__fp__ditto=1e-7)
+    alone = personal_models(run("fp"))
+    for a, b in zip(personal_models(weak), alone, strict=True):
+        agree(a, b, 1e-6)
     # SGD follows a pull of 1 / rate at most: each step then ends rate * gradient from the anchor.
-    far, near = (distance(trained(ditto, 1 / ditto)) for ditto in (10.0, 1e6))
-    assert far > 1e-3
-    assert near < 1e-5
+    pulled = {"algorithm__fp__ditto": 1e6, "algorithm__fp__half": True}
+    for near in personal_models(run("fp", client__learning_rate=1e-6, **pulled)):
+        agree(near, start(), 1e-5)
+    assert np.abs(alone[3]["W"] - start()["W"]).max() > 1e-2
     with pytest.raises(ff.UsageError, match=r"ditto = 20 .*rate = 0\.1.*a rate below 0\.05"):
         testing.algorithm_of("fp", p.task, {"algorithm.fp.ditto": 20.0})
 
@@ -279,7 +277,7 @@ CONTRACT = {
 }
 
 
-@pytest.mark.parametrize("name", list(CONTRACT))
+@pytest.mark.parametrize("name", ["pfedme", slow("fedalt"), slow("fp+oll")])
 def test_contract(name):
     """Same bits after a checkpoint; only the cohort changes state; padding is nothing."""
     found = run(name, name == "fp+oll", **CONTRACT[name])
@@ -345,7 +343,7 @@ def metrics_of(name, pruned):
     ))
 
 
-@pytest.mark.parametrize("pruned", [False, True])
+@pytest.mark.parametrize("pruned", [True, slow(False)])
 def test_metrics_of_personal_models_agree_with_numpy(pruned):
     name = "fp+oll" if pruned else "fp"
     own, by_class = metrics_of(name, pruned)
@@ -405,12 +403,12 @@ def config_of(**settings):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A run of FedAvg, `fedavg`, and from it one with pruned heads, `pruned`."""
+    """`both`: FedAvg, then full personalisation of heads with local labels only."""
     folder = tmp_path_factory.mktemp("personal")
-    ff.train(config_of(cohort__sampling="uniform"), folder / "fedavg", progress=False)
-    config = config_of(algorithm__name="fp+oll", algorithm__fp__part="head", eval__absent=-1,
-                       eval__clients=True, eval__splits=("test",))
-    ff.train(config, folder / "pruned", init=folder / "fedavg", progress=False)
+    first = config_of(cohort__sampling="uniform", eval__clients=True, rounds=1)
+    then = config_of(algorithm__name="fp+oll", algorithm__fp__part="head", eval__absent=-1,
+                     eval__clients=True)
+    ff.train(ff.pipeline({"fedavg": first, "fp": then}), folder / "both", progress=False)
     return folder
 
 
@@ -420,7 +418,7 @@ def records(run, **wanted):
 
 
 def test_pruned_heads_in_a_run(folder):
-    run = folder / "pruned"
+    run = folder / "both/2_fp"
     (before, after) = (records(run, round=t, split="local_test", model="personal")[0]
                        for t in (0, 2))
     (whole,) = records(run, round=0, split="local_test", model="global")
@@ -442,6 +440,7 @@ def test_pruned_heads_in_a_run(folder):
     assert sent[0]["flops"] == pytest.approx(sent[0]["examples"] * each, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_own_parts_go_on_into_the_next_phase(folder):
     """FP of the features from FedSim's heads, pulled to where each client began."""
     first = config_of(algorithm__name="fedsim", cohort__sampling="uniform", rounds=1)
@@ -473,29 +472,44 @@ def test_own_parts_go_on_into_the_next_phase(folder):
     assert cli.main(["costs", str(folder / "two"), "--split", "local_test", "--model",
                      "personal"]) == 0
 
-    lost = ff.only_used(config_of(algorithm__name="fp", algorithm__fp__part="features",
-                                  model__hidden=(8,)))
+
+def test_what_is_handed_over():
+    """Each client's own part, to where it is trained and to where it is pulled."""
+    before = ff.build(config_of(algorithm__name="fedsim", model__hidden=(8,)))
+    ended = before.init()
+    random = np.random.default_rng(0)
+    heads = {n: jnp.asarray(random.normal(size=x.shape), jnp.float32)
+             for n, x in ended.clients.own.items()}
+    ended = ended._replace(clients=ended.clients._replace(own=heads))
+
+    def handed(**settings):
+        built = ff.build(ff.only_used(config_of(model__hidden=(8,), **settings)))
+        return hand_over(built, before, ended, "runs/a")
+
+    fp = {"algorithm__name": "fp", "algorithm__fp__part": "features"}
+    state = handed(algorithm__fp__keep="head", algorithm__fp__ditto=0.1, **fp)
+    assert_same_bits({n: state.clients.own[n] for n in heads}, heads)
+    assert_same_bits(state.clients.inner, heads)
+    assert_same_bits(state.server, before.models(ended)["global"])
+    assert len(state.clients.own) == 4
+    assert handed(algorithm__fp__keep="head", **fp).clients.inner == {}
     with pytest.raises(ff.UsageError, match=r"clients have their own params/classifier/bias \(2 s"):
-        ff.train(lost, folder / "lost", init=folder / "two/1_fedsim_head", progress=False)
-    then.partition.seed = 1
+        handed(**fp)
     with pytest.raises(ff.UsageError, match="they are not those here"):
-        ff.train(then, folder / "others", init=folder / "two/1_fedsim_head", progress=False)
-    shared = ff.only_used(config_of(model__hidden=(8,), rounds=1))
-    ff.train(shared, folder / "shared", init=folder / "two/1_fedsim_head", progress=False)
+        handed(algorithm__fp__keep="head", partition__seed=1, **fp)
+    assert handed().clients == (), "one without own parts starts from what the server has"
 
 
 def test_a_phase_that_prunes_begins_with_what_pruning_gives(folder):
     """OLL costs nothing, so that it is a point of the curve before any training."""
-    again = ff.load_run(folder / "pruned").experiment.config
-    first = config_of(cohort__sampling="uniform", eval__clients=True, rounds=1)
-    with again.unlocked():
-        again.rounds = 1
-    result = ff.train(ff.pipeline({"fedavg": first, "fp(head)": again}), folder / "both",
-                      progress=False)
-    found = [(r["round"], r["model"]) for r in result.records if r["split"] == "local_test"]
-    assert found == [(0, "global"), (1, "global"), (1, "personal"), (2, "global"), (2, "personal")]
+    records = phases.records(RunFolder(folder / "both"))
+    tests = [r for r in records if r["split"] == "local_test"]
+    found = [(r["round"], r["model"]) for r in tests]
+    assert found[:5] == [
+        (0, "global"), (1, "global"), (1, "personal"), (2, "global"), (2, "personal")
+    ]
     table = by_phase([folder / "both"], "local_test", "personal")
-    scores = [f"{100 * r['accuracy']:.2f}" for r in result.records if r["split"] == "local_test"]
+    scores = [f"{100 * r['accuracy']:.2f}" for r in tests]
     assert [line.split()[3] for line in table.splitlines()[2:]] == [scores[1], scores[-1]]
 
 
@@ -522,14 +536,14 @@ def get_config(text=""):
 
 
 def test_resume_with_personal_heads(folder, tmp_path):
-    """One round, then another: the bits of two, in client memory on the host too."""
-    config = ff.load_run(folder / "pruned").experiment.config
+    """One round, then another: the bits of two."""
+    whole = ff.load_run(folder / "both/2_fp")
+    config = whole.experiment.config
     for rounds in (1, 2):
-        with config.unlocked():
-            config.rounds = rounds
+        config.rounds = rounds
         again = ff.train(config, tmp_path / "a", progress=False,
-                         init=folder / "fedavg" if rounds == 1 else None)
-    assert_same_bits(again.state, ff.load_run(folder / "pruned").state)
+                         init=folder / "both/1_fedavg" if rounds == 1 else None)
+    assert_same_bits(again.state, whole.state)
 
 
 @pytest.mark.parametrize(
