@@ -402,7 +402,11 @@ def from_flat(values: Mapping[str, Any]) -> ml_collections.ConfigDict:
         if name not in settings:
             raise errors.UsageError(unknown(name))
         node, last = _node(config, name)
-        node[last] = value
+        try:
+            node[last] = value
+        except (TypeError, ValueError):
+            settings[name].check(f"config.{name}", value)
+            raise
     return config
 
 
@@ -439,7 +443,12 @@ def to_json(config: ml_collections.ConfigDict) -> str:
 
 def from_json(text: str) -> ml_collections.ConfigDict:
     """What `to_json` wrote; settings added since then take their defaults."""
-    return from_flat(flatten(json.loads(text)))
+    tree = json.loads(text)
+    if not isinstance(tree, dict):
+        raise errors.UsageError(
+            f"a config that is the JSON of a {type(tree).__name__}: expected settings by name."
+        )
+    return from_flat(flatten(tree))
 
 
 def arguments(text: str, **defaults: Any) -> ml_collections.ConfigDict:
