@@ -59,6 +59,7 @@ TRAININGS: dict[str, list[str]] = {
     "host placement": ["--config.data.placement=host"],
     "a clock": ["--config.algorithm.name=fedbuff", "--config.clock.speed=lognormal(0.01, 1)"],
     "codec": ["--config.wire.up=stc", "--config.wire.feedback=True"],
+    "personal": ["--config.algorithm.name=fedsim", "--config.data.local_test=0.3"],
 }
 ANALYSES: dict[str, list[str]] = {
     "curvature": ["curvature", "RUN", "--top", "2", "--trace", "2", "--examples", "200"],
@@ -110,7 +111,8 @@ def begin(argv: list[str], output: pathlib.Path) -> Child:
         handle = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         for stream in (1, 2):
             os.dup2(handle, stream)
-        code = cli.main(argv)
+        sys.argv = ["fedjax-flat", *argv]
+        code = cli.main()  # as a process of its own does
     except SystemExit as e:
         code = e.code if isinstance(e.code, int) else 1
     finally:
