@@ -277,7 +277,8 @@ CONTRACT = {
 }
 
 
-@pytest.mark.parametrize("name", ["pfedme", slow("fedalt"), slow("fp+oll")])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", list(CONTRACT))
 def test_contract(name):
     """Same bits after a checkpoint; only the cohort changes state; padding is nothing."""
     found = run(name, name == "fp+oll", **CONTRACT[name])
