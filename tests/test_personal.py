@@ -277,7 +277,8 @@ CONTRACT = {
 }
 
 
-@pytest.mark.parametrize("name", ["pfedme", slow("fedalt"), slow("fp+oll")])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", list(CONTRACT))
 def test_contract(name):
     """Same bits after a checkpoint; only the cohort changes state; padding is nothing."""
     found = run(name, name == "fp+oll", **CONTRACT[name])
@@ -646,3 +647,16 @@ def test_pages(name, capsys):
     assert "thesis" in page
     if name == "fedsim":
         assert "algorithm.fedsim.own" in page
+
+
+@pytest.mark.slow
+def test_pruned_heads_of_data_on_the_host(folder, tmp_path):
+    """The bits of data on the device."""
+    whole = ff.load_run(folder / "both/2_fp")
+    config = whole.experiment.config
+    config.data.placement = "host"
+    again = ff.train(config, tmp_path / "a", init=folder / "both/1_fedavg", progress=False)
+    assert_same_bits(again.state, whole.state)
+    mine, theirs = (records(run, split="local_test", model="personal", round=2)[0]
+                    for run in (tmp_path / "a", folder / "both/2_fp"))
+    assert mine == theirs
