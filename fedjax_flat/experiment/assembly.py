@@ -31,6 +31,7 @@ from fedjax_flat.engine.round import (
 from fedjax_flat.engine.round import models as models_of
 from fedjax_flat.experiment import config as config_lib
 from fedjax_flat.experiment import features, method, sizes, usage
+from fedjax_flat.experiment.grouping import Grouping, build_grouping
 from fedjax_flat.models import Variables
 from fedjax_flat.tasks import Sums, Task
 
@@ -70,6 +71,7 @@ class Experiment:
     evaluate_clients: Callable[..., Sums]  # see engine.evaluate.personal_evaluator
     evaluate_personal: Callable[..., Sums] | None
     local_models: Callable[..., Any]  # see engine.round.local_models
+    grouping: Grouping | None  # who trains in sequence, or reports to which cluster's server
     features: features.Features | None  # of what, where they are the examples
     network: Network  # of features too: what they are by
 
@@ -79,9 +81,31 @@ class Experiment:
         if variables is None:
             variables = jax.jit(self.task.init)(rng.fold(key, "init"))
         return init_state(
-            self.algorithm, variables, self.data.num_clients, key, self.averages,
+            self.algorithm, variables, self.members, key, self.averages,
             self.client_state_in, cosine=self.config.metrics.cosine,
         )
+
+    @property
+    def members(self) -> int:
+        """How many clients, or groups, cohorts are drawn from; a chain is the only member."""
+        kind = usage.members_of(self.config)
+        return members_in(kind, self.data.num_clients, self.grouping)
+
+    def data_at(self, round: int) -> FederatedData | HostData:
+        """What this round trains on: the clients' data, in this round's groups."""
+        if self.grouping is None:
+            return self.data
+        if usage.members_of(self.config) == "clusters":
+            owners = np.empty(self.data.num_clients, np.int32)
+            clusters = self.grouping.at(round)
+            owners[clusters.indices] = clusters.client_of
+            found: dict[str, Any] = {"clusters": owners}
+        else:
+            found = {"groups": self.grouping.rows(round), "passes": self.config.groups.passes}
+        if isinstance(self.data, FederatedData):
+            on_device = lambda x: self.over.replicate(jax.device_put(x))
+            found |= {n: on_device(x) for n, x in found.items() if isinstance(x, np.ndarray)}
+        return dataclasses.replace(self.data, **found)
 
     @property
     def parts(self) -> dict[str, FederatedData | HostData]:
@@ -146,9 +170,6 @@ def build(
     if config.data.features:
         dataset, featured = featurise(config, dataset, network, data_dir, extractor)
     shares = divide(config, dataset, partition)
-    sample = errors.lookup("cohort sampling", config.cohort.sampling, sampling.SAMPLERS)(
-        partition.num_clients, config.cohort.size
-    )
     task = build_task(config, dataset, network)
     sizes.check(config, task, dataset)
     one = data_lib.whole(jax.tree.map(lambda x: x[:1], dataset.train))
@@ -161,11 +182,16 @@ def build(
             "cohort: %s runs all %d tiers of sub-models for every client; with cohort.strategy=map "
             "each runs its own only", over.name, len(config.submodel.tiers),
         )
-    cohort_of = cohorts(sample, over)
-    algorithm = method.protect(config, algorithm, cohort_of, int(shares.train.sizes.max()))
-    method.account(config, partition.num_clients)
-    batches = over if over.mesh else cohort.cohort_map("map")
     data = place_data(config.data.placement, dataset.train, shares.train, over, shift)
+    grouping = build_grouping(config, dataset, shares.train, task, data, data_dir)
+    sample = build_sampler(config, shares.train, grouping)
+    cohort_of = cohorts(sample, over)
+    kind = usage.members_of(config)
+    largest = int(shares.train.sizes.max()) if kind == "clients" else shares.train.indices.size
+    algorithm = method.protect(config, algorithm, cohort_of, largest)
+    members = members_in(kind, partition.num_clients, grouping)
+    method.account(config, members)
+    batches = over if over.mesh else cohort.cohort_map("map")
     if shares.unlabelled is not None:
         inputs = jax.tree.map(lambda x: np.asarray(x)[shares.unlabelled], dataset.train.inputs)
         data = dataclasses.replace(data, unlabelled=over.replicate(data_lib.on_device(inputs)))
@@ -176,6 +202,9 @@ def build(
         look = shift_lib.evaluated(shift, after)
         local_test = place_data(config.data.placement, tested, own, over, look)
     seen = shift_lib.seen(shift, dataset, partition)
+    if grouping and grouping.test_left is not None:
+        left = jax.tree.map(lambda x: np.asarray(x)[grouping.test_left], seen.test)
+        seen = dataclasses.replace(seen, test=left)
     splits = build_splits(config, seen, data, shares.validation, over)
     cosine = config.metrics.cosine
     by_client = lambda whose: jax.jit(
@@ -191,19 +220,67 @@ def build(
         task=task,
         algorithm=algorithm,
         averages=averages,
-        client_state_in=place_client_state(config, task, algorithm, partition.num_clients),
+        client_state_in=place_client_state(config, task, algorithm, members),
         over=over,
         cohort_of=jax.jit(cohort_of),
-        step=round_step(algorithm, sample, over, averages, task=task, cosine=cosine),
+        step=round_step(
+            algorithm, sample, over, averages, task=task, cosine=cosine, chained=kind == "chain"
+        ),
         evaluate=in_blocks(
             jax.jit(evaluator(task, config.eval.batch_size, batches)), 20 * config.eval.batch_size
         ),
         evaluate_clients=by_client(None),
         evaluate_personal=by_client(algorithm) if algorithm.personal else None,
-        local_models=jax.jit(local_models(algorithm, over)),
+        local_models=build_local_models(config, task, algorithm, over),
+        grouping=grouping,
         features=featured,
         network=network,
     )
+
+
+def members_in(kind: str, clients: int, grouping: Grouping | None) -> int:
+    """What cohorts are drawn from: clients, or groups; one chain."""
+    if kind == "chain":
+        return 1
+    return grouping.members if kind == "groups" and grouping else clients
+
+
+def build_sampler(
+    config: ml_collections.ConfigDict, partition: Partition, grouping: Grouping | None
+) -> sampling.Sampler:
+    """Who takes part in a round, of clients or of groups."""
+    kind, own = usage.members_of(config), config.cohort
+    if grouping and usage.grows(config):
+        return sampling.growing(grouping.starts, grouping.counts, own.share)
+    count = grouping.members if grouping and kind == "groups" else partition.num_clients
+    size = sampling.share_of(own.share, count) if own.share else own.size
+    if kind == "groups" and size > count:
+        raise errors.UsageError(
+            f"a cohort of {size} from {count} groups: expected at most {count}. Lower cohort.size, "
+            "set cohort.share, or make more groups."
+        )
+    if grouping and kind == "clusters":
+        return sampling.stratified(grouping.rows(0), size)
+    if own.sampling == "sizes":
+        return sampling.sizes(partition.sizes, size)
+    return errors.lookup("cohort sampling", own.sampling, sampling.SAMPLERS)(count, size)
+
+
+def build_local_models(config, task: Task, algorithm: Algorithm, over) -> Callable[..., Any]:
+    """See engine.round.local_models; of clients by themselves, whomever they train with."""
+    init = lambda key: algorithm.init(task.init(key), 1)[1]
+    if usage.members_of(config) != "clients" and jax.tree.leaves(
+        jax.eval_shape(init, jax.random.key(0))
+    ):
+
+        def refuse(*arguments):
+            raise errors.UsageError(
+                f"local models of clients under {config.algorithm.name}: what it keeps is of "
+                "groups. Choose a method without client state."
+            )
+
+        return refuse
+    return jax.jit(local_models(algorithm, over))
 
 
 class Shares(NamedTuple):
@@ -363,6 +440,11 @@ def place_client_state(config, task: Task, algorithm: Algorithm, clients: int) -
     """Where the clients' state is kept: what `config.cohort.client_state` says, if it fits."""
     init = lambda key: algorithm.init(task.init(key), clients)[1]
     row = jax.eval_shape(init, jax.random.key(0))
+    if usage.grows(config) and jax.tree.leaves(row):
+        raise errors.UsageError(
+            f"algorithm.name = {config.algorithm.name!r}: what the method keeps is of groups, and "
+            "those of fedseq2par change. Choose one without client state, e.g. fedprox+fedseq2par."
+        )
     return client_state.choose(config.cohort.client_state, row, clients, memory.free())
 
 

@@ -24,6 +24,8 @@ from fedjax_flat.algorithms.robust import AGGREGATES, FEATURES, SHARES
 from fedjax_flat.algorithms.submodels import ASSIGNMENTS, CHOICES
 from fedjax_flat.data import PARTITIONS, SHIFTS, SOURCES
 from fedjax_flat.experiment import usage
+from fedjax_flat.groups import GROUPINGS, METRICS
+from fedjax_flat.groups.estimators import READINGS
 from fedjax_flat.models import LAWS, MODELS, STATISTICS
 from fedjax_flat.models.base import PRECISIONS
 from fedjax_flat.registry import Registry
@@ -200,10 +202,42 @@ SETTINGS: dict[str, Setting] = {
     ),
     "submodel.coverage": Setting(False, "means over the clients that have a weight, not over all"),
 
+    "groups.name": Setting(
+        "random", "how groups that train in sequence, or clusters, are made", choices=GROUPINGS
+    ),
+    "groups.clients": Setting(2, "K_S,max: clients in a group, at most", at_least=1),
+    "groups.examples": Setting(
+        0, "D_min: a group is closed once it has so many; 0: its clients decide", at_least=0
+    ),
+    "groups.count": Setting(0, "so many groups of one size; 0: as the limits say", at_least=0),
+    "groups.passes": Setting(1, "E_S: times around a group in a round", at_least=1),
+    "groups.seed": Setting(
+        0, "apart from the training seed, so that seeds share their groups", at_least=0, below=2**32
+    ),
+    "groups.metric": Setting("cosine", "of greedy: how far a client is", choices=tuple(METRICS)),
+    "groups.start": Setting(
+        "random", "of greedy: the first client of a group", choices=("random", "released")
+    ),
+    "groups.clusters": Setting(0, "of kmeans; 0 is the number of classes", at_least=0),
+    "groups.estimator": Setting(
+        "clf", "what is known of clients: classifiers, confidences, task2vec, or their labels",
+        choices=("clf", "conf", "task2vec", "labels"),
+    ),
+    "groups.epochs": Setting(10, "that clients train for it", at_least=1),
+    "groups.variance": Setting(0.9, "of clf, that PCA keeps", above=0, at_most=1),
+    "groups.public": Setting(10, "of conf: test examples per class, not evaluated", at_least=1),
+    "groups.reading": Setting("softmax", "of conf: how shares are made", choices=READINGS),
+    "groups.probe": Setting("", "of task2vec: a model's name; without, model.name"),
+    "groups.weights": Setting("", "of task2vec: the probe's pretrained weights"),
+
     "cohort.size": Setting(10, at_least=1),
+    "cohort.share": Setting(
+        0.0, "of all clients, or groups, instead of a size; 0 is the size", at_least=0, at_most=1
+    ),
     "cohort.sampling": Setting(
-        "uniform", "once: nobody again before everybody had a turn",
-        choices=("uniform", "bernoulli", "once"),
+        "uniform", "once: nobody again before everybody had a turn; sizes: by examples; apart: "
+        "no place has the same client twice running",
+        choices=("uniform", "bernoulli", "once", "sizes", "apart"),
     ),
     "cohort.strategy": Setting("auto", "auto | vmap | map | chunked | sharded"),
     "cohort.chunk": Setting(

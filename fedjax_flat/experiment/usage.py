@@ -107,6 +107,30 @@ def random_features(config: Config) -> int:
     return config.model.random.features or (5000 if named else 0)
 
 
+def members_of(config: Config) -> str:
+    """What a cohort consists of: clients, groups, clusters, or one chain (algorithms/method.py)."""
+    base, added = methods_of(config)
+    other = {m.name: m.members for m in (base, *added) if m.members != "clients"}
+    if len(other) > 1:
+        raise errors.UsageError(
+            f"algorithm.name = {config.algorithm.name!r}: {' and '.join(other)} both say who "
+            "trains after whom. Leave one out."
+        )
+    return next(iter(other.values()), "clients")
+
+
+def grows(config: Config) -> bool:
+    """Whether groups become more."""
+    return "fedseq2par" in config.algorithm.name.split("+")
+
+
+def estimator_of(config: Config) -> str:
+    """What groups are made from; `none` if they are random."""
+    if members_of(config) not in ("groups", "clusters") or config.groups.name == "random":
+        return "none"
+    return "labels" if config.groups.name == "oracle" else config.groups.estimator
+
+
 def _takes_steps(c: Config) -> bool:
     return method_of(c).sharpness != "no steps"
 
@@ -186,6 +210,28 @@ _RULES: list[tuple[tuple[str, ...], Callable[[Config], bool], str]] = [
      "cohort.strategy is neither chunked nor sharded"),
     (("cohort.devices",), lambda c: c.cohort.strategy in ("auto", "sharded"),
      "cohort.strategy is not sharded"),
+    (("groups.",), lambda c: members_of(c) in ("groups", "clusters"),
+     "algorithm.name has no groups"),
+    (("groups.passes",), lambda c: members_of(c) == "groups", "clusters train side by side"),
+    (("groups.clients", "groups.examples", "groups.count"), lambda c: not grows(c),
+     "groups of fedseq2par are as many as algorithm.fedseq2par says"),
+    (("groups.clients", "groups.examples"), lambda c: c.groups.count == 0,
+     "groups.count is the number of groups"),
+    (("groups.metric", "groups.start"), lambda c: c.groups.name == "greedy",
+     "groups.name is not greedy"),
+    (("groups.clusters",), lambda c: c.groups.name == "kmeans", "groups.name is not kmeans"),
+    (("groups.estimator",), lambda c: c.groups.name in ("kmeans", "greedy", "icg"),
+     "groups.name needs no estimates, or has its own"),
+    (("groups.epochs",), lambda c: estimator_of(c) in ("clf", "conf", "task2vec"),
+     "nobody trains for the estimates"),
+    (("groups.variance",), lambda c: estimator_of(c) == "clf", "the estimator is not clf"),
+    (("groups.public", "groups.reading"), lambda c: estimator_of(c) == "conf",
+     "the estimator is not conf"),
+    (("groups.probe", "groups.weights"), lambda c: estimator_of(c) == "task2vec",
+     "the estimator is not task2vec"),
+    (("cohort.size",), lambda c: c.cohort.share == 0, "cohort.share says how many take part"),
+    (("cohort.sampling",), lambda c: members_of(c) != "clusters" and not grows(c),
+     "{method} draws its cohorts its own way"),
     (("curvature.",), lambda c: c.curvature.every > 0, "curvature.every is 0"),
     (("model.groups",), _group_normed, "it is of GroupNorm, and model.norm is not group"),
     (("data.unlabelled",), lambda c: method_of(c).unlabelled, "{method} does not learn from it"),
@@ -279,8 +325,39 @@ def check_combination(config: Config) -> None:
     if method.name == "fednova" and client.nesterov:
         refuse("client.nesterov", True, "its norms are of plain SGD and of momentum as it is.")
     _check_uploads(config)
+    _check_members(config)
     if method.section == "mime" and client.momentum:
         refuse("client.momentum", client.momentum, "its momentum is algorithm.mime.momentum.")
+
+
+def _check_members(config: Config) -> None:
+    """Of groups, clusters and chains, what excludes what."""
+    members, cohort, name = members_of(config), config.cohort, config.algorithm.name
+
+    def refuse(setting: str, why: str) -> None:
+        raise errors.UsageError(f"{setting} does not go with {name}: {why}")
+
+    if cohort.share and cohort.sampling in ("bernoulli", "once"):
+        raise errors.UsageError(
+            f"cohort.share = {cohort.share} with cohort.sampling = {cohort.sampling}: give "
+            "cohort.size instead."
+        )
+    if members == "clients":
+        return
+    kept = config.model.statistics == "own" or method_of(config).name in ("fedbn", "silobn")
+    if kept:
+        refuse("a part of the model that stays with clients", "the model is handed on whole.")
+    if grows(config) and not cohort.share:
+        refuse("cohort.share = 0", "groups become more. Say which share of them takes part, e.g. "
+               "0.2.")
+    if grows(config) and config.server.aggregate == "foolsgold":
+        refuse("server.aggregate = foolsgold", "its histories are of groups, which change.")
+    if "fedasyncseq" in name.split("+") and cohort.share:
+        refuse("cohort.share", "it has as many chains as cohort.size says.")
+    if members == "clusters" and not config.groups.count:
+        refuse("groups.count = 0", "say how many clusters there are.")
+    if cohort.sampling == "sizes" and members != "clients":
+        refuse("cohort.sampling = sizes", "it is of clients by themselves.")
 
 
 def _check_wire(config: Config) -> None:
@@ -331,7 +408,7 @@ def _check_uploads(config: Config) -> None:
     if rule != "mean" and config.submodel.coverage:
         refuse(f"server.aggregate = {rule}", "submodel.coverage", "it divides means.")
     trim, size = config.server.trim, config.cohort.size
-    if rule == "trimmed_mean" and 2 * trim >= size:
+    if rule == "trimmed_mean" and not config.cohort.share and 2 * trim >= size:
         raise errors.UsageError(
             f"server.trim = {trim}: {trim} from each end of {size} clients leaves nothing: "
             f"expected at most {(size - 1) // 2}, or server.aggregate = median."

@@ -21,7 +21,7 @@ LOCK = ".lock"
 _PARTIAL = r"|\.partial-.+"
 # folder: what in it is ours; a checkpoint is a folder, with all that is inside
 _OURS = {
-    ".": r"((config|environment|origin|features|init)\.json|partition\.npz|"
+    ".": r"((config|environment|origin|features|init|groups)\.json|(partition|groups)\.npz|"
          r"(metrics|clients)\.jsonl)(\.damaged|\.partial)?|traceback-.+\.txt|"
          + re.escape(MARK) + _PARTIAL,
     "checkpoints": r"\d+|\d+\.orbax-checkpoint-tmp.*",
