@@ -161,7 +161,8 @@ def build(
     options = config_lib.options_of(config, "data", source)
     dataset = data_lib.load(config.data.name, data_dir, **options)
     partition = build_partition(config, dataset, data_dir)
-    shift, normals = build_shift(config, dataset, partition), None
+    attacked = config.data.shift.name == "swap_labels"
+    shift, normals = None if attacked else build_shift(config, dataset, partition), None
     if config.data.rdn:
         own = divide(config, dataset, partition).train
         normals = data_lib.normals(dataset, own, shift, config.data.rdn_groups)
@@ -184,12 +185,16 @@ def build(
         )
     data = place_data(config.data.placement, dataset.train, shares.train, over, shift)
     grouping = build_grouping(config, dataset, shares.train, task, data, data_dir)
+    if attacked:  # who attacks depends on groups
+        groups = grouping.at(0) if grouping and usage.members_of(config) == "groups" else None
+        shift = build_shift(config, dataset, partition, groups=groups)
+        data = dataclasses.replace(data, shift=shift)
     sample = build_sampler(config, shares.train, grouping)
     cohort_of = cohorts(sample, over)
     kind = usage.members_of(config)
     largest = int(shares.train.sizes.max()) if kind == "clients" else shares.train.indices.size
-    algorithm = method.protect(config, algorithm, cohort_of, largest)
     members = members_in(kind, partition.num_clients, grouping)
+    algorithm = method.protect(config, algorithm, cohort_of, largest, members)
     method.account(config, members)
     batches = over if over.mesh else cohort.cohort_map("map")
     if shares.unlabelled is not None:
@@ -422,12 +427,12 @@ def place_data(placement: str, examples: Examples, partition: Partition, over, s
 
 
 def build_shift(
-    config: ml_collections.ConfigDict, dataset: Dataset, partition: Partition
+    config: ml_collections.ConfigDict, dataset: Dataset, partition: Partition, **more: Any
 ) -> data_lib.Shift | None:
     """How each of the partition's clients sees its examples; None is as they are."""
     found = data_lib.SHIFTS.find(config.data.shift.name)
     options = config_lib.options_of(config, "data.shift", found)
-    shift = found.make(dataset, partition.num_clients, **options)
+    shift = found.make(dataset, partition.num_clients, **options, **more)
     if not isinstance(shift, data_lib.Shift | None):
         raise errors.UsageError(
             f"data.shift {config.data.shift.name} returns {type(shift).__name__}: expected "

@@ -171,6 +171,12 @@ SETTINGS: dict[str, Setting] = {
     "server.foolsgold.features": Setting("all", "what is compared", choices=FEATURES),
     "server.foolsgold.share": Setting("examples", "how weights are used", choices=SHARES),
 
+    "attack.share": Setting(
+        0.0, "of the members, whose uploads are poisoned", at_least=0, at_most=1
+    ),
+    "attack.factor": Setting(-1.0, "by which they multiply their uploads; -1 flips the sign"),
+    "attack.seed": Setting(0, "who they are", at_least=0, below=2**32),
+
     "privacy.bound": Setting("none", "of a client's upload, then noise", choices=BOUNDS),
     "privacy.clip": Setting(1.0, "the fixed bound: largest norm of an upload", above=0),
     "privacy.noise": Setting(1.0, "deviation of the noise over the bound", at_least=0),

@@ -22,6 +22,7 @@ from fedjax_flat.algorithms import (
     submodels,
     without_traffic,
 )
+from fedjax_flat.algorithms.poisoned import chosen, poisoned
 from fedjax_flat.algorithms.private import epsilon
 from fedjax_flat.client import asam, local_training, sam, sgd, warm_up
 from fedjax_flat.client.optimizer import named
@@ -86,13 +87,18 @@ def build_codecs(config: ml_collections.ConfigDict) -> tuple[Codec | None, Codec
 
 
 def protect(
-    config: ml_collections.ConfigDict, algorithm: Algorithm, cohort_of: CohortOf, largest: int
+    config: ml_collections.ConfigDict, algorithm: Algorithm, cohort_of: CohortOf, largest: int,
+    count: int,
 ) -> Algorithm:
-    """`algorithm` with what `config` wants done to uploads, by clients and server.
+    """`algorithm` with what `config` wants done to uploads, by attackers, clients and server.
 
-    `cohort_of(key, round)` is who takes part, `largest` the most examples that one of them has.
+    `cohort_of(key, round)` is who takes part, of `count` members, `largest` the most examples
+    that one of them has.
     """
     rule, privacy = config.server.aggregate, config.privacy
+    if config.attack.share:
+        bad = chosen(count, config.attack.share, config.attack.seed)
+        algorithm = poisoned(algorithm, bad, config.attack.factor)
     if rule == "foolsgold":
         return foolsgold(algorithm, **config.server.foolsgold)
     if rule != "mean":

@@ -210,6 +210,7 @@ _RULES: list[tuple[tuple[str, ...], Callable[[Config], bool], str]] = [
      "cohort.strategy is neither chunked nor sharded"),
     (("cohort.devices",), lambda c: c.cohort.strategy in ("auto", "sharded"),
      "cohort.strategy is not sharded"),
+    (("attack.factor", "attack.seed"), lambda c: c.attack.share > 0, "attack.share is 0"),
     (("groups.",), lambda c: members_of(c) in ("groups", "clusters"),
      "algorithm.name has no groups"),
     (("groups.passes",), lambda c: members_of(c) == "groups", "clusters train side by side"),
@@ -300,10 +301,16 @@ def check_combination(config: Config) -> None:
                 f"client.sharpness = {sharpness_of(config)} does not go with {other.name}: the "
                 f"name means {other.sharpness}."
             )
-    if config.data.features and config.data.shift.name not in ("none", "flip_labels"):
+    of_labels = ("none", "flip_labels", "swap_labels")
+    if config.data.features and config.data.shift.name not in of_labels:
         raise errors.UsageError(
             f"data.features = True does not go with data.shift.name = {config.data.shift.name!r}: "
             "features are computed once, of the examples as they are stored. Leave one out."
+        )
+    if config.data.rdn and config.data.shift.name == "swap_labels":
+        raise errors.UsageError(
+            "data.rdn does not go with data.shift.name = swap_labels: who attacks is known only "
+            "after statistics are. Leave one out."
         )
     if config.data.features and config.data.rdn:
         raise errors.UsageError(
