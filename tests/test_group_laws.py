@@ -10,6 +10,7 @@ from conftest import Problem
 import fedjax_flat as ff
 from fedjax_flat import groups
 from fedjax_flat.groups import Limits, estimators, laws, metrics
+from fedjax_flat.report import groups as report
 
 RANDOM = np.random.default_rng(3)
 K = 23
@@ -158,6 +159,13 @@ def test_wrong_groups(limits, options, message):
     with pytest.raises(ff.UsageError, match=message):
         groups.build(**{"name": "random", "sizes": sizes, "limits": limits, "estimates": ROWS,
                         **options})
+
+
+def test_figures_of_estimates(tmp_path):
+    np.testing.assert_allclose(report.similarities(ROWS), ref.similarity_matrix(ROWS), atol=1e-12)
+    matrices = {e: report.similarities(ROWS * e) for e in (1, 5)}
+    assert report.similarity(matrices, tmp_path / "a.png").exists()
+    assert report.distances(SHARES, SHARES.argmax(axis=1), "kl", tmp_path / "b.png").exists()
 
 
 def test_pca_is_that_of_numpy():

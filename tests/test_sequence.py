@@ -20,6 +20,7 @@ from fedjax_flat.data import Partition
 from fedjax_flat.data.federated import shuffled_positions
 from fedjax_flat.engine import sampling
 from fedjax_flat.experiment import assembly
+from fedjax_flat.report import groups as report
 
 GROUPS = [[3, 0], [4, 2, 1], [6, 5]]
 KEY, ROUNDS = jax.random.key(0), 3
@@ -345,6 +346,17 @@ def test_a_growing_run_is_resumed_bit_for_bit(tmp_path):
     assert [r["clients"] for r in cohorts] == [1, 1, 2, 3, 5, 7]
     model = cohorts[0]["bytes_up"]
     assert all(r["bytes_across"] == r["links"] * model for r in cohorts)
+    text = report.groups(str(tmp_path / "a"))
+    assert "random" in text
+    for name in ("growth", "distances", "similarity"):
+        assert (tmp_path / "a" / "figures" / f"{name}.png").stat().st_size > 5000
+    scores = [r["accuracy"] for r in whole.records if r["split"] == "test"]
+    text = report.reach([str(tmp_path / "a")], 100 * max(scores), str(tmp_path / "reach.png"))
+    at = [r["round"] for r in whole.records if r["split"] == "test"]
+    expected = [ref_groups.rounds_to_reach(scores, max(scores), share) for share in (0.7, 0.9)]
+    assert [int(x) for x in text.splitlines()[2].split()[1:3]] == [at[i - 1] for i in expected]
+    sent = sum(2 * r["clients"] + r["links"] for r in cohorts)
+    assert report.messages(whole.records) == sent
     other = small_config(**{**GROWING, "groups__seed": 1})
     with pytest.raises(ff.UsageError, match=r"groups\.seed"):
         ff.train(other, tmp_path / "a", progress=False)
@@ -356,14 +368,13 @@ def test_a_growing_run_is_resumed_bit_for_bit(tmp_path):
     ({"algorithm__name": "fedseq", "groups__clients": 20}, "a cohort of 10 from 1 groups"),
     ({"groups__clients": 3}, "algorithm.name has no groups"),
     ({"algorithm__name": "fedseq+fedcyclic"}, "both say who trains"),
-    ({"algorithm__name": "fedseq2par"}, "Say which share"),
     ({"algorithm__name": "fedseq2par", "cohort__share": 0.2, "algorithm__fedseq2par__beta": 21},
      "begins with 21 groups of 20"),
     ({"algorithm__name": "feddyn+fedseq2par", "cohort__share": 0.2}, "those of fedseq2par change"),
     ({"algorithm__name": "fedseq", "groups__metric": "kl"}, "groups.name is not greedy"),
     ({"algorithm__name": "fedseq", "groups__name": "kmeans", "groups__estimator": "labels",
       "groups__clusters": 30}, "clusters = 30 of 20 clients"),
-    ({"algorithm__name": "hierfavg"}, "say how many clusters"),
+    ({"algorithm__name": "hierfavg", "cohort__size": 5}, "expected as many of each"),
     ({"algorithm__name": "fedasyncseq", "cohort__share": 0.2}, "as many chains"),
     ({"algorithm__name": "fedseq+fedbn", "model__norm": "batch"}, "handed on whole"),
     ({"algorithm__name": "fedseq", "groups__name": "greedi"}, "greedy"),

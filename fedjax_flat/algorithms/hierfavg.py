@@ -35,7 +35,7 @@ def hierfavg(
 METHOD = Method(
     "hierfavg", "Liu 2020", "a server for each cluster, merged now and then",
     lambda p: hierfavg(
-        p.client, clusters=max(p.config.groups.count, 1), weighting=p.weighting, **p.settings
+        p.client, clusters=p.config.groups.count or 2, weighting=p.weighting, **p.settings
     ),
     optimizer="own", members="clusters",
     settings={

@@ -256,7 +256,7 @@ def build_sampler(
     """Who takes part in a round, of clients or of groups."""
     kind, own = usage.members_of(config), config.cohort
     if grouping and usage.grows(config):
-        return sampling.growing(grouping.starts, grouping.counts, own.share)
+        return sampling.growing(grouping.starts, grouping.counts, usage.cohort_share(config))
     count = grouping.members if grouping and kind == "groups" else partition.num_clients
     size = sampling.share_of(own.share, count) if own.share else own.size
     if kind == "groups" and size > count:

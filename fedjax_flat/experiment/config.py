@@ -215,7 +215,9 @@ SETTINGS: dict[str, Setting] = {
     "groups.examples": Setting(
         0, "D_min: a group is closed once it has so many; 0: its clients decide", at_least=0
     ),
-    "groups.count": Setting(0, "so many groups of one size; 0: as the limits say", at_least=0),
+    "groups.count": Setting(
+        0, "so many groups of one size; 0: as the limits say (hierfavg: 2)", at_least=0
+    ),
     "groups.passes": Setting(1, "E_S: times around a group in a round", at_least=1),
     "groups.seed": Setting(
         0, "apart from the training seed, so that seeds share their groups", at_least=0, below=2**32
@@ -238,7 +240,8 @@ SETTINGS: dict[str, Setting] = {
 
     "cohort.size": Setting(10, at_least=1),
     "cohort.share": Setting(
-        0.0, "of all clients, or groups, instead of a size; 0 is the size", at_least=0, at_most=1
+        0.0, "of all clients, or groups, instead of a size; 0 is the size (fedseq2par: 0.2)",
+        at_least=0, at_most=1,
     ),
     "cohort.sampling": Setting(
         "uniform", "once: nobody again before everybody had a turn; sizes: by examples; apart: "
@@ -384,6 +387,8 @@ def used(config: ml_collections.ConfigDict) -> dict[str, Any]:
     names = [n for n in flat if not usage.why_unused(n, config, choices)]
     flat["server.momentum"] = usage.server_momentum(config)
     flat["model.random.features"] = usage.random_features(config)
+    flat["cohort.share"] = usage.cohort_share(config)
+    flat["groups.count"] = usage.group_count(config)
     return {n: choices[n].default if flat[n] is None else flat[n] for n in names}
 
 

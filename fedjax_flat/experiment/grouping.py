@@ -98,8 +98,8 @@ def build_grouping(
     if usage.members_of(config) not in ("groups", "clusters"):
         return None
     own, sizes = config.groups, partition.sizes
-    limits = groups_lib.Limits(own.examples, own.clients, own.count)
-    starts, counts = np.zeros(1, np.int32), np.array([own.count], np.int32)
+    limits = groups_lib.Limits(own.examples, own.clients, usage.group_count(config))
+    starts, counts = np.zeros(1, np.int32), np.array([limits.groups], np.int32)
     if usage.grows(config):
         grown = config.algorithm.fedseq2par
         law = growth(grown.growth, config.rounds, alpha=grown.alpha, beta=grown.beta,

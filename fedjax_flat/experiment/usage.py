@@ -124,6 +124,16 @@ def grows(config: Config) -> bool:
     return "fedseq2par" in config.algorithm.name.split("+")
 
 
+def cohort_share(config: Config) -> float:
+    """Of the members that take part; groups that become more have 0.2 if none is set."""
+    return config.cohort.share or (0.2 if grows(config) else 0.0)
+
+
+def group_count(config: Config) -> int:
+    """How many groups are asked for; there are 2 clusters if none is set."""
+    return config.groups.count or (2 if members_of(config) == "clusters" else 0)
+
+
 def estimator_of(config: Config) -> str:
     """What groups are made from; `none` if they are random."""
     if members_of(config) not in ("groups", "clusters") or config.groups.name == "random":
@@ -216,7 +226,7 @@ _RULES: list[tuple[tuple[str, ...], Callable[[Config], bool], str]] = [
     (("groups.passes",), lambda c: members_of(c) == "groups", "clusters train side by side"),
     (("groups.clients", "groups.examples", "groups.count"), lambda c: not grows(c),
      "groups of fedseq2par are as many as algorithm.fedseq2par says"),
-    (("groups.clients", "groups.examples"), lambda c: c.groups.count == 0,
+    (("groups.clients", "groups.examples"), lambda c: group_count(c) == 0,
      "groups.count is the number of groups"),
     (("groups.metric", "groups.start"), lambda c: c.groups.name == "greedy",
      "groups.name is not greedy"),
@@ -230,7 +240,7 @@ _RULES: list[tuple[tuple[str, ...], Callable[[Config], bool], str]] = [
      "the estimator is not conf"),
     (("groups.probe", "groups.weights"), lambda c: estimator_of(c) == "task2vec",
      "the estimator is not task2vec"),
-    (("cohort.size",), lambda c: c.cohort.share == 0, "cohort.share says how many take part"),
+    (("cohort.size",), lambda c: cohort_share(c) == 0, "cohort.share says how many take part"),
     (("cohort.sampling",), lambda c: members_of(c) != "clusters" and not grows(c),
      "{method} draws its cohorts its own way"),
     (("curvature.",), lambda c: c.curvature.every > 0, "curvature.every is 0"),
@@ -354,15 +364,10 @@ def _check_members(config: Config) -> None:
     kept = config.model.statistics == "own" or method_of(config).name in ("fedbn", "silobn")
     if kept:
         refuse("a part of the model that stays with clients", "the model is handed on whole.")
-    if grows(config) and not cohort.share:
-        refuse("cohort.share = 0", "groups become more. Say which share of them takes part, e.g. "
-               "0.2.")
     if grows(config) and config.server.aggregate == "foolsgold":
         refuse("server.aggregate = foolsgold", "its histories are of groups, which change.")
     if "fedasyncseq" in name.split("+") and cohort.share:
         refuse("cohort.share", "it has as many chains as cohort.size says.")
-    if members == "clusters" and not config.groups.count:
-        refuse("groups.count = 0", "say how many clusters there are.")
     if cohort.sampling == "sizes" and members != "clients":
         refuse("cohort.sampling = sizes", "it is of clients by themselves.")
 
@@ -415,7 +420,7 @@ def _check_uploads(config: Config) -> None:
     if rule != "mean" and config.submodel.coverage:
         refuse(f"server.aggregate = {rule}", "submodel.coverage", "it divides means.")
     trim, size = config.server.trim, config.cohort.size
-    if rule == "trimmed_mean" and not config.cohort.share and 2 * trim >= size:
+    if rule == "trimmed_mean" and not cohort_share(config) and 2 * trim >= size:
         raise errors.UsageError(
             f"server.trim = {trim}: {trim} from each end of {size} clients leaves nothing: "
             f"expected at most {(size - 1) // 2}, or server.aggregate = median."

@@ -27,7 +27,7 @@ _OURS = {
     "checkpoints": r"\d+|\d+\.orbax-checkpoint-tmp.*",
     "curvature": r"(.+_(lanczos|power)\d+(_float64)?|clients\d+_train\d+)\.(npz|json|png)|\.lock-.+"
                  + _PARTIAL,
-    "figures": r"(score|curvature|clients_.+)\.png" + _PARTIAL,
+    "figures": r"(score|curvature|growth|distances|similarity|clients_.+)\.png" + _PARTIAL,
     "imports": r"\d+_.+" + _PARTIAL,
     "landscape": r"(surface|plane|line)s?_.+\.(npz|json|png|html)|\.lock-.+" + _PARTIAL,
     "robustness": r".+_severity\d_test\d+\.(json|png)" + _PARTIAL,
