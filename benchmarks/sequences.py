@@ -1,6 +1,7 @@
 """FedAvg, FedSeq with three groupings and FedSeq2Par at equal messages, on CIFAR.
 
     python benchmarks/sequences.py --data FOLDER --out FOLDER [--rounds 100] [--clients 500]
+    python benchmarks/sequences.py --cost       # a group of 11 beside 11 clients: a minute
 
 All send as many models as FedSeq does in so many rounds, down, up and from client to client: a
 round of FedAvg 2 C K, of FedSeq C (N + K), with C = 0.2; clients have one class each (--alpha 0).
@@ -13,8 +14,11 @@ cores that have nothing else to do.
 import argparse
 import pathlib
 import runpy
+import time
 
+import jax
 import numpy as np
+import optax
 
 import fedjax_flat as ff
 from fedjax_flat.report import figures, groups, tables
@@ -31,8 +35,9 @@ BETA = 5
 def main():
     """Trains what is missing and reports."""
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
-    parser.add_argument("--data", required=True)
-    parser.add_argument("--out", required=True)
+    parser.add_argument("--cost", action="store_true")
+    parser.add_argument("--data")
+    parser.add_argument("--out", default="runs/sequences")
     parser.add_argument("--dataset", default="cifar10", choices=["cifar10", "cifar100"])
     parser.add_argument("--alpha", type=float, default=0.0)
     parser.add_argument("--clients", type=int, default=500)
@@ -42,6 +47,9 @@ def main():
     parser.add_argument("--evaluations", type=int, default=20, help="of each run")
     parser.add_argument("--window", type=int, default=5, help="evaluations that are averaged")
     args = parser.parse_args()
+    if args.cost:
+        cost()
+        return
     out = pathlib.Path(args.out)
     found = {}
     for name in LABELS:
@@ -53,6 +61,44 @@ def main():
             return
         found[LABELS[name]] = result.records
     report(found, out, args.window)
+
+
+def cost(times: int = 15) -> None:
+    """CPU seconds of a round, and of compiling it, as medians of rounds taken in turns."""
+    random, clients, each = np.random.default_rng(0), 22, 64
+    images = random.integers(0, 255, (clients * each, 28, 28, 1)).astype(np.uint8)
+    examples = ff.data.Examples(images, random.integers(0, 10, len(images)).astype(np.int32))
+    dataset = ff.data.Dataset("noise", examples, examples, 10, 255.0, (0.5,), (0.25,))
+    own = np.split(np.arange(len(images)), clients)
+    data = ff.data.federate(examples, ff.data.Partition.of(own))
+    model = ff.models.build("lenet", num_classes=10, inputs=dataset.inputs)
+    task = ff.tasks.classification(model, ff.data.preprocess(dataset))
+    client = ff.client.local_training(task, ff.client.sgd(0.01), batch_size=16)
+    fedavg = ff.algorithms.fedavg(client, optax.sgd(1.0))
+
+    def compiled(data, cohort):
+        members = data.num_clients
+        step = ff.round_step(
+            fedavg, ff.uniform(members, cohort), ff.cohort_map("map"), task=task
+        )
+        state = ff.init_state(fedavg, task.init(jax.random.key(0)), members, jax.random.key(1))
+        began = time.process_time()
+        made = jax.jit(step).lower(state, data).compile()
+        return lambda: jax.block_until_ready(made(state, data)), time.process_time() - began
+
+    grouped = lambda size: ff.data.grouped(
+        data, ff.data.Partition.of(np.split(np.arange(clients), clients // size))
+    )
+    cases = {"11 clients": compiled(data, 11), "a group of 11": compiled(grouped(11), 1),
+             "a group of 2": compiled(grouped(2), 1)}
+    seconds: dict[str, list[float]] = {name: [] for name in cases}
+    for _ in range(times):
+        for name, (run, _) in cases.items():
+            began = time.process_time()
+            run()
+            seconds[name].append(time.process_time() - began)
+    rows = [[name, f"{np.median(seconds[name]):.4f}", f"{cases[name][1]:.2f}"] for name in cases]
+    print(tables.table(["round of", "CPU seconds", "to compile"], rows))
 
 
 def config_of(name: str, args):

@@ -65,6 +65,7 @@ class Experiment:
     averages: Averages
     client_state_in: str
     over: cohort.CohortMap
+    sample: sampling.Sampler
     cohort_of: CohortOf
     step: RoundStep
     evaluate: Callable[..., Sums]
@@ -227,6 +228,7 @@ def build(
         averages=averages,
         client_state_in=place_client_state(config, task, algorithm, members),
         over=over,
+        sample=sample,
         cohort_of=jax.jit(cohort_of),
         step=round_step(
             algorithm, sample, over, averages, task=task, cosine=cosine, chained=kind == "chain"
