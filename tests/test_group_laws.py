@@ -203,7 +203,9 @@ class TestEstimators:
             found[1], np.concatenate([np.ravel(start[n]) for n in sorted(start)])
         )
 
-    @pytest.mark.parametrize("reading", estimators.READINGS)
+    @pytest.mark.parametrize("reading", [
+        "softmax", pytest.param("normalised", marks=pytest.mark.slow)
+    ])
     def test_confidences(self, reading):
         probe, task = self.probe(), self.problem.task
         public = jax.tree.map(lambda x: x[:20], self.problem.dataset.train)

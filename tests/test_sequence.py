@@ -142,6 +142,7 @@ def test_fedseq_is_numpys(passes):
     assert_agree(run, seq.fedseq(flat(problem().variables), train, SIZES, chains, passes))
 
 
+@pytest.mark.slow
 def test_fedseq_with_sam_and_a_proximal_term():
     """Terms are anchored at what the group received, which FedProx's reference does not do."""
     sampler, c = ff.uniform(3, 2), in_numpy()
@@ -183,6 +184,7 @@ def test_one_group_of_all_is_fedcyclic_and_training_on_the_concatenation():
     np.testing.assert_allclose(flat(cyclic.models[0]), c.train(w, whole, c.grad), atol=2e-5)
 
 
+@pytest.mark.slow
 def test_fedcyclic_of_some_clients():
     sampler = ff.uniform(7, 3)
     run = Run(algorithm_of("fedcyclic", problem().task), problem().data, sampler, 2, chained=True)
