@@ -51,7 +51,7 @@ def rounds_of(workload: Workload, clients: int, examples: Examples, partition: P
         of_round = lambda round: data
     else:
         host = HostData(examples, partition)
-        of_round = Feed(host, jax.jit(cohorts(sampler, over)), state.key).of_round
+        of_round = Feed(lambda round: host, jax.jit(cohorts(sampler, over)), state.key).of_round
 
     def round():
         box[0] = jax.block_until_ready(step(box[0], of_round(done[0])))[0]

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         client,
         curvature,
         data,
+        groups,
         landscape,
         models,
         parts,
@@ -32,8 +33,8 @@ if TYPE_CHECKING:
     )
 
 _MODULES = (
-    "algorithms", "client", "curvature", "data", "landscape", "models", "parts", "plugins",
-    "register", "rng", "server", "tasks", "testing", "wire",
+    "algorithms", "client", "curvature", "data", "groups", "landscape", "models", "parts",
+    "plugins", "register", "rng", "server", "tasks", "testing", "wire",
 )
 _NAMES = {
     "arguments": "experiment.config",

@@ -211,6 +211,23 @@ def _add_runs(commands) -> None:
     clients.add_argument("--model", default="global", help="global (default), swa, wima, personal")
     clients.set_defaults(call=run.clients)
 
+    groups = commands.add_parser(
+        "groups", help="who trains in sequence with whom: how balanced groups are, and figures"
+    )
+    groups.add_argument("run", metavar="RUN", help="of fedseq, fedseq2par, fedasyncseq, hierfavg")
+    groups.add_argument("--data", help="data folder (default: $FEDJAX_FLAT_DATA)")
+    groups.set_defaults(call=run.groups)
+
+    reach = commands.add_parser(
+        "reach", help="rounds and messages to 70 %% and 90 %% of a centralised score"
+    )
+    reach.add_argument("runs", nargs="+", metavar="RUN")
+    reach.add_argument("--centralised", type=float, required=True, metavar="PERCENT",
+                       help="the score of training with all data in one place")
+    reach.add_argument("--split", default="test", help="test (default), or another")
+    reach.add_argument("--figure", metavar="FILE", help="draw the rounds")
+    reach.set_defaults(call=run.reach)
+
 
 def _add_analyses(commands) -> None:
     curvature = commands.add_parser("curvature", help="Hessian eigenvalues of trained models")

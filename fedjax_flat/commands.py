@@ -132,6 +132,24 @@ def data(args, rest: list[str]) -> int:
     return 0
 
 
+def groups(args, rest: list[str]) -> int:
+    """Who trains with whom."""
+    from fedjax_flat.report.groups import groups
+
+    refuse_unknown(rest)
+    print(groups(args.run, args.data))
+    return 0
+
+
+def reach(args, rest: list[str]) -> int:
+    """How soon runs come near centralised training."""
+    from fedjax_flat.report.groups import reach
+
+    refuse_unknown(rest)
+    print(reach(args.runs, args.centralised, args.figure, args.split))
+    return 0
+
+
 def clients(args, rest: list[str]) -> int:
     """How a model does on each client's examples."""
     from fedjax_flat.report.clients import clients

@@ -451,3 +451,31 @@ def test_settings_of_the_personalisation_tables(options, phase, expected):
 def test_wrong_options_of_personalisation(options, sentence):
     with pytest.raises(ff.UsageError, match=sentence):
         personal(options)
+fedseq_file = runpy.run_path(str(FOLDER / "fedseq.py"))
+
+
+@pytest.mark.parametrize("method", fedseq_file["METHODS"][:4])
+@pytest.mark.parametrize("data", ["cifar10", "cifar100"])
+def test_cells_of_the_fedseq_tables(method, data):
+    get_config = fedseq_file["get_config"]
+    for alpha, estimator in itertools.product((0, 0.2, 0.5), ("clf", "conf", "task2vec")):
+        text = f"{data},alpha={alpha},method={method},estimator={estimator}"
+        for grouping in ("random", "greedy", "kmeans", "icg"):
+            c = get_config(f"{text},grouping={grouping}")
+            config_lib.validate(c)
+            assert (c.partition.clients, c.client.learning_rate) == (500, 0.01)
+    c = get_config(f"{data},alpha=100,swaps=0-2,LS=0.3,L=0.5,choice=random")
+    config_lib.validate(c)
+    assert (c.data.shift.of_groups, c.data.shift.share) == (0.3, 0.5)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedvc"])
+def test_the_study_of_fixed_iterations(method):
+    get_config = runpy.run_path(str(FOLDER / "fedvc.py"))["get_config"]
+    for iterations in (5, 10, 20, 40):
+        c = get_config(f"method={method},iterations={iterations}")
+        config_lib.validate(c)
+        assert c.client.steps * c.rounds * c.cohort.size == 20_000
+        assert (c.cohort.sampling == "sizes") == (method == "fedvc")
+    with pytest.raises(ff.UsageError, match="no multiple"):
+        get_config("iterations=7")

@@ -30,11 +30,11 @@ def test_two_clients_in_sequence():
         assert int(data.size) == sum(SIZES[k] for k in members)
         together = train(problem.variables, data, key, round=jnp.int32(0))
         model, steps = problem.variables, 0
-        for i, k in enumerate(members):
+        for k in members:
             if SIZES[k] == 0:
                 continue
             own = problem.alone.client(jnp.int32(k))
-            one = train(model, own, ff.rng.fold(key, "member", i), round=jnp.int32(0))
+            one = train(model, own, ff.rng.fold(key, k), round=jnp.int32(0))
             model, steps = one.variables, steps + int(one.info.steps)
         assert_close(together.variables, model, 1e-6)
         assert int(together.info.steps) == steps
@@ -49,10 +49,16 @@ def test_a_round_of_groups(strategy):
     state, info = problem.run(problem.fedavg(lr=0.1), 1, strategy=strategy)
     assert float(info.clients) == 2
     assert float(info.examples) == 9 + 6 + 5
-    key = lambda g: ff.rng.fold(jax.random.key(0), "client", 0, g)
     train = jax.jit(problem.client(lr=0.1).train)
-    ends = [train(problem.variables, problem.data.client(jnp.int32(g)), key(g),
-                  round=jnp.int32(0)).variables for g in (0, 1)]
+    key = ff.rng.fold(jax.random.key(0), "client", 0)
+
+    def end(g):
+        order = ff.rng.fold(jax.random.key(0), "group", 0, g, "order")
+        data = problem.data.client(jnp.int32(g))
+        data = data.replace(group=data.group.shuffled(order))
+        return train(problem.variables, data, key, round=jnp.int32(0)).variables
+
+    ends = [end(0), end(1)]
     expected = jax.tree.map(lambda a, b: (15 * a + 5 * b) / 20, *ends)
     assert_close(state.server.model, expected, 1e-6)
 

@@ -48,6 +48,9 @@ class Method(NamedTuple):
     sharpness: str = "any"  # on clients: any, sam, asam (if none is chosen), own, none, `no steps`
     add: Callable[[Mapping[str, Any]], Addition] | None = None  # instead of make: goes with others
     unlabelled: bool = False  # the server learns from data.unlabelled
+    # Of a cohort: clients; groups in sequence (config.groups); one `chain` of all; or clients by
+    # `clusters`, which are config.groups.
+    members: str = "clients"
     weighs: bool = True  # whether clients count by algorithm.weighting, and wire.* encodes uploads
 
     @property

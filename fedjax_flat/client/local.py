@@ -115,7 +115,7 @@ def local_training(
         zero = jnp.zeros((), jnp.float32)
         start = _Pass(anchor, chain.init(anchor.params), _no_sums(task, anchor, data, batch_size),
                       zero, jnp.zeros((), jnp.int32))
-        if not data.in_group:
+        if data.group is None:
             end = visit(start, data, key)
         else:
             end = _in_sequence(visit, chain, start, data, key)
@@ -124,10 +124,11 @@ def local_training(
         return LocalResult(shared, info, end.states[0])
 
     def steps_of(data):
-        if data.in_group:
-            return sum(steps_of(data.member(i)) for i in range(data.in_group))
-        total, _ = _schedule(data, batch_size, epochs, steps)
-        return jnp.asarray(total, jnp.float32)
+        if data.group is None:
+            total, _ = _schedule(data.size, batch_size, epochs, steps)
+            return jnp.asarray(total, jnp.float32)
+        total, _ = _schedule(data.group.sizes, batch_size, epochs, steps)
+        return jnp.sum(total).astype(jnp.float32) * data.passes
 
     over = functools.partial(federated.over, batch_size=batch_size)
     on = functools.partial(
@@ -202,7 +203,7 @@ class _Step(NamedTuple):
 def _visit(step: _Step, begin: _Pass, data: ClientData, key, *, batch_size, epochs, steps) -> _Pass:
     """One client's steps."""
     steps_per_epoch = -(-data.size // batch_size)
-    total, num_epochs = _schedule(data, batch_size, epochs, steps)
+    total, num_epochs = _schedule(data.size, batch_size, epochs, steps)
     length = -(-data.max_size // batch_size) * batch_size
 
     def one(i, carry, positions, first):
@@ -228,29 +229,43 @@ def _visit(step: _Step, begin: _Pass, data: ClientData, key, *, batch_size, epoc
     return _Pass(variables, states, sums, distance, begin.steps + jnp.asarray(total, jnp.int32))
 
 
-def _schedule(data: ClientData, batch_size: int, epochs: int, steps: int | None) -> tuple[Any, Any]:
-    """(local steps, epochs that they need) of one client."""
-    steps_per_epoch = -(-data.size // batch_size)
+def _schedule(size: Any, batch_size: int, epochs: int, steps: int | None) -> tuple[Any, Any]:
+    """(local steps, epochs that they need) of a client of this size."""
+    steps_per_epoch = -(-size // batch_size)
     if steps is None:
         return epochs * steps_per_epoch, epochs
-    if isinstance(data.size, int):
+    if isinstance(size, int):
         return steps, -(-steps // steps_per_epoch)
-    total = jnp.where(data.size > 0, steps, 0)
+    total = jnp.where(size > 0, steps, 0)
     return total, -(-total // jnp.maximum(steps_per_epoch, 1))
 
 
 def _in_sequence(visit, chain, start: _Pass, data: ClientData, key) -> _Pass:
-    """A group's clients, each with a fresh optimiser; the drift is the last one's."""
+    """A group's clients, each with a fresh optimiser; the drift is the last one's.
+
+    The anchor of them all is what the group received, and a client's key is its own, by itself or
+    in whatever group: groups of one are the clients, bit for bit.
+    """
+    group = data.group
+    assert group is not None
+    base = key if group.key is None else group.key
 
     def one(i, carry):
         # What sharpness remembers goes on; drift and optimiser begin anew.
         fresh = (carry.states[0], *chain.init(start.variables.params)[1:])
         begin = carry._replace(states=fresh, drift=jnp.zeros_like(carry.drift))
-        member = data.member(i)
-        end = visit(begin, member, rng.fold(key, "member", i))
+        turn, place = i // jnp.maximum(group.length, 1), i % jnp.maximum(group.length, 1)
+        member = data.member(place)
+        own = rng.fold(base, member.client)
+        if data.passes > 1:
+            again = jax.random.key_data(rng.fold(own, "pass", turn))
+            own = jax.random.wrap_key_data(
+                jnp.where(turn > 0, again, jax.random.key_data(own))
+            )
+        end = visit(begin, member, own)
         return jax.tree.map(lambda new, old: jnp.where(member.size > 0, new, old), end, carry)
 
-    return jax.lax.fori_loop(0, data.in_group, one, start)
+    return jax.lax.fori_loop(0, data.passes * group.length, one, start)
 
 
 def _no_sums(task: Task, variables: Variables, data: ClientData, batch_size: int) -> Sums:
@@ -259,7 +274,7 @@ def _no_sums(task: Task, variables: Variables, data: ClientData, batch_size: int
     def sums(data):
         return task.evaluate(variables, client_batch(data, jnp.arange(batch_size)))
 
-    client = data.member(0) if data.in_group else data
+    client = data if data.group is None else data.member(0)
     return jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(sums, client))
 
 

@@ -1,5 +1,6 @@
 """Where examples come from and who owns them."""
 
+from fedjax_flat.data import attacks as attacks  # registers its shift
 from fedjax_flat.data.augment import Preprocess, preprocess
 from fedjax_flat.data.federated import (
     Batch,

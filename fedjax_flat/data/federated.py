@@ -6,7 +6,8 @@ some clients' examples are on the device (data/host.py), `present` says whose, a
 the order of `indices`.
 
 A member of a cohort is a client, or a group of clients that train one after the other: `grouped`
-makes groups the members, and everything else stays as it is.
+makes groups the members, and everything else stays as it is. How many clients a group has is a
+number, not a shape: shorter groups cost no more than their clients do.
 """
 
 from collections.abc import Callable
@@ -31,6 +32,31 @@ class Batch(NamedTuple):
     mask: jax.Array
 
 
+class Group(NamedTuple):
+    """Clients that train one after the other; arrays, padded at the end."""
+
+    clients: jax.Array
+    offsets: jax.Array
+    sizes: jax.Array
+    length: jax.Array  # how many of them are there
+    key: Any = None  # of which each client folds its own, whomever it trains with
+
+    def empty_where(self, gone: jax.Array) -> "Group":
+        """The same with nobody where `gone` is True."""
+        return self._replace(
+            sizes=jnp.where(gone, 0, self.sizes), length=jnp.where(gone, 0, self.length)
+        )
+
+    def shuffled(self, key: jax.Array) -> "Group":
+        """In an order that depends on who is in it, and not on how they were listed."""
+        own = jax.vmap(lambda k: jax.random.bits(rng.fold(key, k), dtype=jnp.uint32) >> 1)
+        there = jnp.arange(self.clients.shape[0]) < self.length
+        order = jnp.argsort(jnp.where(there, own(self.clients), jnp.uint32(2**32 - 1)))
+        return self._replace(
+            clients=self.clients[order], offsets=self.offsets[order], sizes=self.sizes[order]
+        )
+
+
 class ClientData(struct.PyTreeNode):
     """One member's view: the shared arrays, and where its own part of them lies."""
 
@@ -40,28 +66,28 @@ class ClientData(struct.PyTreeNode):
     offset: Any
     size: Any  # a Python int when every client has the same size, so that loops are static
     max_size: int = struct.field(pytree_node=False)
-    group: Any = None  # of a group: (clients, offsets, sizes), each an array
+    group: Group | None = None
+    passes: int = struct.field(pytree_node=False, default=1)  # of a group: times around
+    slot: Any = 0  # which of the cohort's members it is
+    cluster: Any = 0  # whose server it reports to, where there are several
     own: Any = struct.field(default_factory=dict)  # leaves of the model that stay with the client
     brought: Any = struct.field(default_factory=dict)  # by the message or kept, for terms; by name
     shift: Any = struct.field(pytree_node=False, default=None)  # see shift.Shift
     gathered: bool = struct.field(pytree_node=False, default=False)  # examples stand as indices do
     classes: Any = None  # of a client whose head has only its own classes: which they are
 
-    @property
-    def in_group(self) -> int:
-        """How many clients, at most, are in this group; 0 for a client by itself."""
-        return 0 if self.group is None else self.group[0].shape[0]
-
     def member(self, i: Any) -> "ClientData":
         """Client i of this group."""
-        client, offset, size = (x[i] for x in self.group)
-        return self.replace(client=client, offset=offset, size=size, group=None)
+        group = self.group
+        assert group is not None
+        return self.replace(
+            client=group.clients[i], offset=group.offsets[i], size=group.sizes[i], group=None
+        )
 
     def empty_where(self, gone: jax.Array) -> "ClientData":
         """The same without examples where `gone` is True."""
-        left = lambda size: jnp.where(gone, 0, size)
-        group = self.group and (*self.group[:2], left(self.group[2]))
-        return self.replace(size=left(self.size), group=group)
+        group = self.group and self.group.empty_where(gone)
+        return self.replace(size=jnp.where(gone, 0, self.size), group=group)
 
 
 class FederatedData(struct.PyTreeNode):
@@ -73,7 +99,9 @@ class FederatedData(struct.PyTreeNode):
     sizes: jax.Array
     max_size: int = struct.field(pytree_node=False)
     equal_sizes: bool = struct.field(pytree_node=False)
-    groups: Any = None  # (groups, clients in each): client numbers, -1 for none
+    groups: Any = None  # (groups, clients in each): client numbers, then -1 for none
+    passes: int = struct.field(pytree_node=False, default=1)
+    clusters: Any = None  # of each client, the number of its cluster
     present: Any = None  # the clients, ascending, that offsets and sizes are of; None for all
     unlabelled: Any = None  # inputs of examples that the server has
     shift: Any = struct.field(pytree_node=False, default=None)  # how each client sees its examples
@@ -99,17 +127,20 @@ class FederatedData(struct.PyTreeNode):
             clients = jnp.maximum(clients, 0)
             rows = self.row(clients)
             sizes = jnp.where(there, self.sizes[rows], 0)
-            group = (clients, self.offsets[rows], sizes)
+            group = Group(clients, self.offsets[rows], sizes, jnp.sum(there, dtype=jnp.int32))
             return ClientData(
-                *shared, jnp.int32(0), jnp.sum(sizes), self.max_size, group, **self._how
+                *shared, jnp.int32(0), jnp.sum(sizes), self.max_size, group, self.passes,
+                **self._how,
             )
         row = self.row(k)
         size: Any = self.max_size if self.equal_sizes else self.sizes[row]
         if mask is not None:
             size = jnp.where(mask, size, 0)
         classes = None if self.classes is None else self.classes[k]
+        cluster: Any = 0 if self.clusters is None else self.clusters[k]
         return ClientData(
-            *shared, self.offsets[row], size, self.max_size, classes=classes, **self._how
+            *shared, self.offsets[row], size, self.max_size, classes=classes, cluster=cluster,
+            **self._how,
         )
 
     @property
@@ -139,13 +170,21 @@ def federate(
     )
 
 
-def grouped(data: FederatedData, groups: Partition) -> FederatedData:
-    """The same clients, of which those of a group train one after the other, in its order."""
-    groups.check(data.num_clients, of="client")
-    longest = int(groups.sizes.max())
-    rows = [np.pad(groups.client(g), (0, longest - n), constant_values=-1)
-            for g, n in enumerate(groups.sizes)]
-    return data.replace(groups=jax.device_put(np.stack(rows).astype(np.int32)))
+def grouped(data: FederatedData, groups: Partition, *, passes: int = 1) -> FederatedData:
+    """The same clients, of which those of a group train one after the other."""
+    rows = rows_of(groups, data.num_clients)
+    return data.replace(groups=jax.device_put(rows), passes=passes)
+
+
+def rows_of(groups: Partition, num_clients: int, shape: tuple[int, int] = (0, 0)) -> np.ndarray:
+    """Groups as rows of client numbers, filled up with -1, in an array of at least this shape."""
+    groups.check(num_clients, of="client")
+    count, longest = (max(x) for x in zip(shape, (groups.num_clients, groups.sizes.max()),
+                                          strict=True))
+    rows = np.full((int(count), int(longest)), -1, np.int32)
+    place = np.arange(groups.indices.size) - np.repeat(groups.offsets[:-1], groups.sizes)
+    rows[groups.client_of, place] = groups.indices
+    return rows
 
 
 def whole(examples: Examples) -> ClientData:
@@ -211,7 +250,7 @@ def sum_over(f: Callable[[Any], Any], count: Any) -> Any:
 
 def over(f: Callable[[Batch], Any], data: ClientData, batch_size: int) -> Any:
     """The sum of f(batch) over all a member's examples, in masked batches of their order."""
-    if data.in_group:
-        return sum_over(lambda i: over(f, data.member(i), batch_size), data.in_group)
+    if data.group is not None:
+        return sum_over(lambda i: over(f, data.member(i), batch_size), data.group.length)
     positions = lambda i: i * batch_size + jnp.arange(batch_size, dtype=jnp.int32)
     return sum_over(lambda i: f(client_batch(data, positions(i))), -(-data.size // batch_size))

@@ -26,7 +26,9 @@ class HostData:
 
     examples: Examples
     partition: Partition
-    groups: np.ndarray | None = None  # as in FederatedData
+    groups: np.ndarray | None = None  # these and passes: as in FederatedData
+    passes: int = 1
+    clusters: np.ndarray | None = None
     shift: Any = None
     unlabelled: Any = None  # on the device, as in FederatedData
     classes: Any = None  # as in FederatedData
@@ -83,6 +85,8 @@ class HostData:
             max_size=self._range[1],
             equal_sizes=self._range[0] == self._range[1],
             groups=None if self.groups is None else jax.device_put(self.groups),
+            passes=self.passes,
+            clusters=None if self.clusters is None else jax.device_put(self.clusters),
             shift=self.shift,
             present=jax.device_put(padded(clients, NOBODY)),
             unlabelled=self.unlabelled,

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_flat.data import FederatedData, HostData
+from fedjax_flat.data import FederatedData
 from fedjax_flat.engine.sampling import Cohort
 
 
@@ -17,12 +17,12 @@ class Feed:
 
     def __init__(
         self,
-        data: HostData,
+        data_at: Callable[[int], Any],  # -> HostData
         cohort_of: Callable[[jax.Array, jax.Array], Cohort],
         key: jax.Array,
         place: Callable[[FederatedData], FederatedData] = lambda data: data,
     ):
-        self._data, self._place = data, place
+        self._data_at, self._place = data_at, place
         key = jnp.copy(key)  # the state's own is donated to the next state
         self._cohort = lambda round: cohort_of(key, jax.device_put(np.int32(round)))
         self._worker = concurrent.futures.ThreadPoolExecutor(1, "fedjax_flat feed")
@@ -37,10 +37,10 @@ class Feed:
         return ready
 
     def _submit(self, round: int) -> concurrent.futures.Future[Any]:
-        return self._worker.submit(self._gather, np.asarray(self._cohort(round).clients))
+        return self._worker.submit(self._gather, round, np.asarray(self._cohort(round).clients))
 
-    def _gather(self, clients: np.ndarray) -> FederatedData:
-        return jax.block_until_ready(self._place(self._data.of(clients)))
+    def _gather(self, round: int, clients: np.ndarray) -> FederatedData:
+        return jax.block_until_ready(self._place(self._data_at(round).of(clients)))
 
     def close(self) -> None:
         """Ends the worker."""

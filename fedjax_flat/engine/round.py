@@ -10,7 +10,7 @@ import optax
 
 from fedjax_flat import debug, parts, rng
 from fedjax_flat.algorithms.base import Algorithm, Exchange, Uploads, one_exchange
-from fedjax_flat.data import FederatedData
+from fedjax_flat.data import ClientData, FederatedData
 from fedjax_flat.engine import client_state, sampling
 from fedjax_flat.engine.cohort import CohortMap
 from fedjax_flat.engine.sampling import Sampler
@@ -40,6 +40,7 @@ class RoundInfo(NamedTuple):
     examples: jax.Array  # visited, so an example counts once per local epoch
     clients: jax.Array
     kinds: jax.Array  # how many clients of each kind (algorithms.base.Exchange.bits)
+    links: jax.Array  # models that clients handed on to each other, in groups
     finite: jax.Array
     metrics: dict[str, jax.Array]  # what the method itself measures, and the cosine if asked
 
@@ -86,6 +87,7 @@ class _Exchanged(NamedTuple):
     kinds: jax.Array
     sums: Any
     drift: jax.Array
+    links: jax.Array
     metrics: dict[str, jax.Array]
     models: Any
 
@@ -98,10 +100,15 @@ def _exchange(
 
     def work(shared, member):
         common, data, round, key = shared
-        (k, mask), row = member
+        (k, mask), row, slot = member
         client_key = rng.fold(key, "client", round, k)
         message = part.address(common, row, k) if part.address else common
-        reply = part.local(message, row, data.client(k, mask), round, client_key)
+        own = data.client(k, mask).replace(slot=slot)
+        if own.group is not None:
+            client_key = rng.fold(key, "group", round, k)
+            group = own.group._replace(key=rng.fold(key, "client", round))
+            own = own.replace(group=group.shuffled(rng.fold(client_key, "order")))
+        reply = part.local(message, row, own, round, client_key)
         there = reply.present.astype(jnp.float32)
         weight = there * reply.weight
         kind = there * (jnp.arange(len(part.bits)) == reply.kind).astype(jnp.float32)
@@ -110,7 +117,7 @@ def _exchange(
             aggregate.weighted(jax.tree.map(if_present, reply.mean), weight),
             weight,
             jax.tree.map(if_present, reply.sum),
-            (reply.info.sums, kind, there * reply.info.drift),
+            (reply.info.sums, kind, there * reply.info.drift, there * _links(own)),
         )
         # A client that takes no part keeps its state.
         row = jax.tree.map(lambda new, old: jnp.where(reply.present, new, old), reply.state, row)
@@ -119,9 +126,10 @@ def _exchange(
 
     common = part.broadcast(server, state.round)
     summed, (rows, each, weights, models) = cohort_map.run(
-        work, (common, data, state.round, state.key), (cohort, rows)
+        work, (common, data, state.round, state.key),
+        (cohort, rows, jnp.arange(cohort.clients.shape[0], dtype=jnp.int32)),
     )
-    weighted_sum, weight, total, (sums, kinds, drift) = summed
+    weighted_sum, weight, total, (sums, kinds, drift, links) = summed
     clients = jnp.sum(kinds)
     mean = aggregate.mean(weighted_sum, weight)
     uploads = Uploads(mean, total, each, weights, clients, data.unlabelled)
@@ -129,12 +137,33 @@ def _exchange(
     updated, metrics = part.update(server, uploads, state.round)
     # A round in which nobody took part changes nothing.
     server = jax.tree.map(lambda new, old: jnp.where(clients > 0, new, old), updated, server)
-    return _Exchanged(server, rows, uploads, kinds, sums, drift, metrics, models)
+    return _Exchanged(server, rows, uploads, kinds, sums, drift, links, metrics, models)
+
+
+def _links(data: ClientData) -> jax.Array:
+    """How often a group's clients hand the model on; never, of a client by itself."""
+    if data.group is None:
+        return jnp.zeros((), jnp.float32)
+    return jnp.maximum(data.passes * data.group.length - 1, 0).astype(jnp.float32)
 
 
 def cohorts(sample: Sampler, cohort_map: CohortMap) -> CohortOf:
     """`cohort_of(key, round)`: who takes part, in a number that the devices can share."""
     return lambda key, round: sampling.pad(sampling.draw(sample, key, round), cohort_map.multiple)
+
+
+def _one_group(
+    cohort: sampling.Cohort, data: FederatedData, multiple: int
+) -> tuple[sampling.Cohort, FederatedData]:
+    """The clients of a cohort as one group, the only member."""
+    clients = cohort.clients
+    if cohort.mask is not None:  # who is there comes first
+        order = jnp.argsort(~cohort.mask)
+        clients = jnp.where(cohort.mask, clients, -1)[order]
+    return (
+        sampling.pad(sampling.Cohort(jnp.zeros(1, jnp.int32), None), multiple),
+        data.replace(groups=clients[None]),
+    )
 
 
 def round_step(
@@ -145,12 +174,18 @@ def round_step(
     *,
     task: Task,
     cosine: bool = False,
+    chained: bool = False,
 ) -> RoundStep:
-    """One round: sample, broadcast, train locally, aggregate, update, average."""
+    """One round: sample, broadcast, train locally, aggregate, update, average.
+
+    If `chained`, the round's clients are one group, which is the whole cohort.
+    """
     cohort_of = cohorts(sample, cohort_map)
 
     def step(state: TrainState, data: FederatedData) -> tuple[TrainState, RoundInfo]:
         cohort = cohort_of(state.key, state.round)
+        if chained:
+            cohort, data = _one_group(cohort, data, cohort_map.multiple)
         server = state.server
         rows = client_state.gather(state.clients, cohort)
         metrics: dict[str, jax.Array] = {}
@@ -173,6 +208,7 @@ def round_step(
             examples=done.sums["examples"],
             clients=done.uploads.clients,
             kinds=done.kinds,
+            links=done.links,
             finite=all_finite((report["loss"], server)),
             metrics=metrics,
         )

@@ -1,7 +1,9 @@
 """Who takes part in a round. Cohorts depend on the seed and the round, and on nothing else.
 
-`uniform` and `bernoulli` draw every round by itself; `once` goes through all clients before it
-comes to one again.
+`uniform` and `bernoulli` draw every round by itself, and so does `sizes`, by what clients have;
+`once` goes through all clients before it comes to one again; `apart` has other clients in every
+place of the cohort than the round before. `stratified` draws as many from each cluster, `growing`
+a share of groups that become more.
 """
 
 import math
@@ -10,6 +12,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedjax_flat import errors, rng
 
@@ -79,6 +82,89 @@ def _check_size(num_clients: int, size: int) -> None:
         )
 
 
+def sizes(examples: np.ndarray, size: int) -> Callable[[jax.Array], Cohort]:
+    """`size` distinct clients, drawn one after the other with chances as their examples."""
+    examples = np.asarray(examples, np.float64)
+    _check_size(int(np.count_nonzero(examples)), size)
+    chances = np.log(np.where(examples > 0, examples, 1)) - np.where(examples > 0, 0, np.inf)
+    logits = chances.astype(np.float32)
+
+    def sample(key):  # the largest of logits with Gumbel noise
+        draws = logits + jax.random.gumbel(key, logits.shape)
+        return Cohort(jax.lax.top_k(draws, size)[1].astype(jnp.int32), None)
+
+    return sample
+
+
+def apart(num_clients: int, size: int) -> Schedule:
+    """As `uniform`, but no place of the cohort has the same client in two rounds running.
+
+    Even rounds are drawn by themselves. In odd rounds the order that is drawn is turned until it
+    has none of its neighbours' clients in their places, which a turn can do if there are more than
+    twice `size` clients; with fewer, the turn that repeats fewest is taken.
+    """
+    _check_size(num_clients, size)
+
+    def order(key, round):
+        draws = jax.random.bits(rng.fold(key, "apart", round), (num_clients,), jnp.uint32)
+        return jnp.argsort(draws).astype(jnp.int32)
+
+    def at(key, round):
+        own = order(key, round)
+        before, after = order(key, round - 1)[:size], order(key, round + 1)[:size]
+        places = (jnp.arange(num_clients)[:, None] + jnp.arange(size)[None]) % num_clients
+        turned = own[places]  # one row per turn
+        same = (turned == before[None]) | (turned == after[None])
+        best = turned[jnp.argmin(jnp.sum(same, axis=1))]
+        return Cohort(jnp.where(round % 2 == 0, own[:size], best), None)
+
+    return Schedule(at)
+
+
+def stratified(clusters: np.ndarray, size: int) -> Callable[[jax.Array], Cohort]:
+    """As many clients of each cluster, all subsets equally likely; rows of clients, then -1."""
+    count, longest = clusters.shape
+    each = size // count
+    if size % count or not 1 <= each <= longest:
+        raise errors.UsageError(
+            f"a cohort of {size} from {count} clusters of up to {longest} clients: expected as "
+            f"many of each, {count}, {2 * count}, ... up to {count * longest}."
+        )
+
+    def sample(key):
+        draws = jax.random.bits(key, (int(clusters.max()) + 1,), jnp.uint32) >> 1
+        rows = jnp.asarray(clusters)
+        chances = jnp.where(rows >= 0, draws[jnp.maximum(rows, 0)] + jnp.uint32(1), jnp.uint32(0))
+        value, place = jax.lax.top_k(chances, each)
+        chosen = jnp.take_along_axis(rows, place, axis=1).ravel()
+        mask = None if (clusters >= 0).sum(axis=1).min() >= each else value.ravel() > 0
+        return Cohort(jnp.maximum(chosen, 0), mask)
+
+    return sample
+
+
+def share_of(share: float, members: int) -> int:
+    """max(1, floor(C n))."""
+    return max(1, math.floor(share * members + 1e-9))
+
+
+def growing(starts: np.ndarray, counts: np.ndarray, share: float) -> Schedule:
+    """A share of the members, of which there are counts[i] from round starts[i] on."""
+    most = int(counts.max())
+    slots = share_of(share, most)
+    wanted = np.array([share_of(share, int(n)) for n in counts], np.int32)
+
+    def at(key, round):
+        stage = jnp.searchsorted(jnp.asarray(starts), round, side="right") - 1
+        draw = jax.vmap(lambda key: jax.random.bits(key, dtype=jnp.uint32) >> 1)
+        draws = draw(rng.fold_each(rng.fold(key, "growing", round), most))  # whatever `most` is
+        there = jnp.arange(most) < jnp.asarray(counts)[stage]
+        chosen = jax.lax.top_k(jnp.where(there, draws + jnp.uint32(1), jnp.uint32(0)), slots)[1]
+        return Cohort(chosen.astype(jnp.int32), jnp.arange(slots) < jnp.asarray(wanted)[stage])
+
+    return Schedule(at)
+
+
 def bernoulli(
     num_clients: int, size: float, *, slots: int | None = None
 ) -> Callable[[jax.Array], Cohort]:
@@ -141,5 +227,5 @@ def pad(cohort: Cohort, multiple: int) -> Cohort:
 
 
 SAMPLERS: dict[str, Callable[..., Sampler]] = {
-    "uniform": uniform, "bernoulli": bernoulli, "once": once,
+    "uniform": uniform, "bernoulli": bernoulli, "once": once, "apart": apart,
 }

@@ -16,8 +16,8 @@ from fedjax_flat.algorithms import Algorithm
 from fedjax_flat.data import Dataset, Examples, FederatedData, HostData, Partition
 from fedjax_flat.data import shift as shift_lib
 from fedjax_flat.data.partition import follow_owners, hold_out, local_split
-from fedjax_flat.engine import client_state, cohort
-from fedjax_flat.engine.clock import arrivals
+from fedjax_flat.engine import client_state, cohort, sampling, selection
+from fedjax_flat.engine.clock import Clock, arrivals
 from fedjax_flat.engine.evaluate import (
     class_evaluator,
     evaluator,
@@ -37,6 +37,7 @@ from fedjax_flat.engine.round import (
 from fedjax_flat.engine.round import models as models_of
 from fedjax_flat.experiment import config as config_lib
 from fedjax_flat.experiment import features, method, sizes, usage
+from fedjax_flat.experiment.grouping import Grouping, build_grouping
 from fedjax_flat.models import Variables
 from fedjax_flat.tasks import Sums, Task
 
@@ -70,6 +71,7 @@ class Experiment:
     averages: Averages
     client_state_in: str
     over: cohort.CohortMap
+    sample: sampling.Sampler
     cohort_of: CohortOf
     step: RoundStep
     evaluate: Callable[..., Sums]
@@ -78,6 +80,7 @@ class Experiment:
     evaluate_classes: Callable[..., Any] | None  # see engine.evaluate.class_evaluator
     classes: np.ndarray | None  # (clients, classes): who trains on which, where that is asked
     local_models: Callable[..., Any]  # see engine.round.local_models
+    grouping: Grouping | None  # who trains in sequence, or reports to which cluster's server
     features: features.Features | None  # of what, where they are the examples
     network: Network  # of features too: what they are by
 
@@ -87,9 +90,31 @@ class Experiment:
         if variables is None:
             variables = jax.jit(self.task.init)(rng.fold(key, "init"))
         return init_state(
-            self.algorithm, variables, self.data.num_clients, key, self.averages,
+            self.algorithm, variables, self.members, key, self.averages,
             self.client_state_in, cosine=self.config.metrics.cosine,
         )
+
+    @property
+    def members(self) -> int:
+        """How many clients, or groups, cohorts are drawn from; a chain is the only member."""
+        kind = usage.members_of(self.config)
+        return members_in(kind, self.data.num_clients, self.grouping)
+
+    def data_at(self, round: int) -> FederatedData | HostData:
+        """What this round trains on: the clients' data, in this round's groups."""
+        if self.grouping is None:
+            return self.data
+        if usage.members_of(self.config) == "clusters":
+            owners = np.empty(self.data.num_clients, np.int32)
+            clusters = self.grouping.at(round)
+            owners[clusters.indices] = clusters.client_of
+            found: dict[str, Any] = {"clusters": owners}
+        else:
+            found = {"groups": self.grouping.rows(round), "passes": self.config.groups.passes}
+        if isinstance(self.data, FederatedData):
+            on_device = lambda x: self.over.replicate(jax.device_put(x))
+            found |= {n: on_device(x) for n, x in found.items() if isinstance(x, np.ndarray)}
+        return dataclasses.replace(self.data, **found)
 
     @property
     def parts(self) -> dict[str, FederatedData | HostData]:
@@ -145,7 +170,8 @@ def build(
     options = config_lib.options_of(config, "data", source)
     dataset = data_lib.load(config.data.name, data_dir, **options)
     partition = build_partition(config, dataset, data_dir)
-    shift, normals = build_shift(config, dataset, partition), None
+    attacked = config.data.shift.name == "swap_labels"
+    shift, normals = None if attacked else build_shift(config, dataset, partition), None
     if config.data.rdn:
         own = divide(config, dataset, partition).train
         normals = data_lib.normals(dataset, own, shift, config.data.rdn_groups)
@@ -156,9 +182,6 @@ def build(
     shares = divide(config, dataset, partition)
     clock = method.build_clock(config, shares.train.sizes)
     flights = method.build_flights(config, clock)
-    sample = arrivals(flights) if flights else method.build_sampler(
-        config, partition.num_clients, clock
-    )
     task = build_task(config, dataset, network)
     sizes.check(config, task, dataset)
     one = data_lib.whole(jax.tree.map(lambda x: x[:1], dataset.train))
@@ -173,12 +196,23 @@ def build(
             "cohort: %s runs all %d tiers of sub-models for every client; with cohort.strategy=map "
             "each runs its own only", over.name, len(config.submodel.tiers),
         )
-    cohort_of = cohorts(sample, over)
-    algorithm = method.protect(config, algorithm, cohort_of, int(shares.train.sizes.max()))
-    algorithm = method.by_the_clock(config, algorithm, clock, flights, cohort_of)
-    method.account(config, partition.num_clients)
-    batches = over if over.mesh else cohort.cohort_map("map")
     data = place_data(config.data.placement, dataset.train, shares.train, over, shift, pruned)
+    grouping = build_grouping(config, dataset, shares.train, task, data, data_dir)
+    if attacked:  # who attacks depends on groups
+        groups = grouping.at(0) if grouping and usage.members_of(config) == "groups" else None
+        shift = build_shift(config, dataset, partition, groups=groups)
+        data = dataclasses.replace(data, shift=shift)
+    sample = arrivals(flights) if flights else build_sampler(
+        config, shares.train, grouping, clock
+    )
+    cohort_of = cohorts(sample, over)
+    kind = usage.members_of(config)
+    largest = int(shares.train.sizes.max()) if kind == "clients" else shares.train.indices.size
+    members = members_in(kind, partition.num_clients, grouping)
+    algorithm = method.protect(config, algorithm, cohort_of, largest, members)
+    algorithm = method.by_the_clock(config, algorithm, clock, flights, cohort_of)
+    method.account(config, members)
+    batches = over if over.mesh else cohort.cohort_map("map")
     if shares.unlabelled is not None:
         inputs = jax.tree.map(lambda x: np.asarray(x)[shares.unlabelled], dataset.train.inputs)
         data = dataclasses.replace(data, unlabelled=over.replicate(data_lib.on_device(inputs)))
@@ -189,6 +223,9 @@ def build(
         look = shift_lib.evaluated(shift, after)
         local_test = place_data(config.data.placement, tested, own, over, look, pruned)
     seen = shift_lib.seen(shift, dataset, partition)
+    if grouping and grouping.test_left is not None:
+        left = jax.tree.map(lambda x: np.asarray(x)[grouping.test_left], seen.test)
+        seen = dataclasses.replace(seen, test=left)
     splits = build_splits(config, seen, data, shares.validation, over)
     cosine = config.metrics.cosine
     by_client = lambda whose: jax.jit(
@@ -204,10 +241,13 @@ def build(
         task=task,
         algorithm=algorithm,
         averages=averages,
-        client_state_in=place_client_state(config, task, algorithm, partition.num_clients),
+        client_state_in=place_client_state(config, task, algorithm, members),
         over=over,
+        sample=sample,
         cohort_of=jax.jit(cohort_of),
-        step=round_step(algorithm, sample, over, averages, task=task, cosine=cosine),
+        step=round_step(
+            algorithm, sample, over, averages, task=task, cosine=cosine, chained=kind == "chain"
+        ),
         evaluate=in_blocks(
             jax.jit(evaluator(task, config.eval.batch_size, batches)), 20 * config.eval.batch_size
         ),
@@ -217,10 +257,63 @@ def build(
             class_evaluator(task, algorithm, config.eval.batch_size, batches)
         ) if config.eval.absent else None,
         classes=classes,
-        local_models=jax.jit(local_models(algorithm, over)),
+        local_models=build_local_models(config, task, algorithm, over),
+        grouping=grouping,
         features=featured,
         network=network,
     )
+
+
+def members_in(kind: str, clients: int, grouping: Grouping | None) -> int:
+    """What cohorts are drawn from: clients, or groups; one chain."""
+    if kind == "chain":
+        return 1
+    return grouping.members if kind == "groups" and grouping else clients
+
+
+def build_sampler(
+    config: ml_collections.ConfigDict, partition: Partition, grouping: Grouping | None,
+    clock: Clock | None = None,
+) -> sampling.Sampler:
+    """Who takes part in a round, of clients or of groups."""
+    kind, own = usage.members_of(config), config.cohort
+    if grouping and usage.grows(config):
+        return sampling.growing(grouping.starts, grouping.counts, usage.cohort_share(config))
+    count = grouping.members if grouping and kind == "groups" else partition.num_clients
+    size = sampling.share_of(own.share, count) if own.share else own.size
+    if kind == "groups" and size > count:
+        raise errors.UsageError(
+            f"a cohort of {size} from {count} groups: expected at most {count}. Lower cohort.size, "
+            "set cohort.share, or make more groups."
+        )
+    if grouping and kind == "clusters":
+        return sampling.stratified(grouping.rows(0), size)
+    if own.sampling == "tiers" and clock:
+        return selection.tiers(clock, size, tiers=own.tiers)
+    if own.sampling == "deadline" and clock:
+        return selection.deadline(
+            clock, size, candidates=own.candidates, seconds=own.deadline
+        )
+    if own.sampling == "sizes":
+        return sampling.sizes(partition.sizes, size)
+    return errors.lookup("cohort sampling", own.sampling, sampling.SAMPLERS)(count, size)
+
+
+def build_local_models(config, task: Task, algorithm: Algorithm, over) -> Callable[..., Any]:
+    """See engine.round.local_models; of clients by themselves, whomever they train with."""
+    init = lambda key: algorithm.init(task.init(key), 1)[1]
+    if usage.members_of(config) != "clients" and jax.tree.leaves(
+        jax.eval_shape(init, jax.random.key(0))
+    ):
+
+        def refuse(*arguments):
+            raise errors.UsageError(
+                f"local models of clients under {config.algorithm.name}: what it keeps is of "
+                "groups. Choose a method without client state."
+            )
+
+        return refuse
+    return jax.jit(local_models(algorithm, over))
 
 
 class Shares(NamedTuple):
@@ -403,12 +496,12 @@ def place_data(
 
 
 def build_shift(
-    config: ml_collections.ConfigDict, dataset: Dataset, partition: Partition
+    config: ml_collections.ConfigDict, dataset: Dataset, partition: Partition, **more: Any
 ) -> data_lib.Shift | None:
     """How each of the partition's clients sees its examples; None is as they are."""
     found = data_lib.SHIFTS.find(config.data.shift.name)
     options = config_lib.options_of(config, "data.shift", found)
-    shift = found.make(dataset, partition.num_clients, **options)
+    shift = found.make(dataset, partition.num_clients, **options, **more)
     if not isinstance(shift, data_lib.Shift | None):
         raise errors.UsageError(
             f"data.shift {config.data.shift.name} returns {type(shift).__name__}: expected "
@@ -421,6 +514,11 @@ def place_client_state(config, task: Task, algorithm: Algorithm, clients: int) -
     """Where the clients' state is kept: what `config.cohort.client_state` says, if it fits."""
     init = lambda key: algorithm.init(task.init(key), clients)[1]
     row = jax.eval_shape(init, jax.random.key(0))
+    if usage.grows(config) and jax.tree.leaves(row):
+        raise errors.UsageError(
+            f"algorithm.name = {config.algorithm.name!r}: what the method keeps is of groups, and "
+            "those of fedseq2par change. Choose one without client state, e.g. fedprox+fedseq2par."
+        )
     return client_state.choose(config.cohort.client_state, row, clients, memory.free())
 
 

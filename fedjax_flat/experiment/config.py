@@ -25,6 +25,8 @@ from fedjax_flat.algorithms.submodels import ASSIGNMENTS, CHOICES
 from fedjax_flat.data import PARTITIONS, SHIFTS, SOURCES
 from fedjax_flat.engine.selection import SELECTIONS
 from fedjax_flat.experiment import usage
+from fedjax_flat.groups import GROUPINGS, METRICS
+from fedjax_flat.groups.estimators import READINGS
 from fedjax_flat.models import LAWS, MODELS, STATISTICS
 from fedjax_flat.models.base import PRECISIONS
 from fedjax_flat.registry import Registry
@@ -178,6 +180,12 @@ SETTINGS: dict[str, Setting] = {
     "server.foolsgold.features": Setting("all", "what is compared", choices=FEATURES),
     "server.foolsgold.share": Setting("examples", "how weights are used", choices=SHARES),
 
+    "attack.share": Setting(
+        0.0, "of the members, whose uploads are poisoned", at_least=0, at_most=1
+    ),
+    "attack.factor": Setting(-1.0, "by which they multiply their uploads; -1 flips the sign"),
+    "attack.seed": Setting(0, "who they are", at_least=0, below=2**32),
+
     "privacy.bound": Setting("none", "of a client's upload, then noise", choices=BOUNDS),
     "privacy.clip": Setting(1.0, "the fixed bound: largest norm of an upload", above=0),
     "privacy.noise": Setting(1.0, "deviation of the noise over the bound", at_least=0),
@@ -209,10 +217,45 @@ SETTINGS: dict[str, Setting] = {
     ),
     "submodel.coverage": Setting(False, "means over the clients that have a weight, not over all"),
 
+    "groups.name": Setting(
+        "random", "how groups that train in sequence, or clusters, are made", choices=GROUPINGS
+    ),
+    "groups.clients": Setting(2, "K_S,max: clients in a group, at most", at_least=1),
+    "groups.examples": Setting(
+        0, "D_min: a group is closed once it has so many; 0: its clients decide", at_least=0
+    ),
+    "groups.count": Setting(
+        0, "so many groups of one size; 0: as the limits say (hierfavg: 2)", at_least=0
+    ),
+    "groups.passes": Setting(1, "E_S: times around a group in a round", at_least=1),
+    "groups.seed": Setting(
+        0, "apart from the training seed, so that seeds share their groups", at_least=0, below=2**32
+    ),
+    "groups.metric": Setting("cosine", "of greedy: how far a client is", choices=tuple(METRICS)),
+    "groups.start": Setting(
+        "random", "of greedy: the first client of a group", choices=("random", "released")
+    ),
+    "groups.clusters": Setting(0, "of kmeans; 0 is the number of classes", at_least=0),
+    "groups.estimator": Setting(
+        "clf", "what is known of clients: classifiers, confidences, task2vec, or their labels",
+        choices=("clf", "conf", "task2vec", "labels"),
+    ),
+    "groups.epochs": Setting(10, "that clients train for it", at_least=1),
+    "groups.variance": Setting(0.9, "of clf, that PCA keeps", above=0, at_most=1),
+    "groups.public": Setting(10, "of conf: test examples per class, not evaluated", at_least=1),
+    "groups.reading": Setting("softmax", "of conf: how shares are made", choices=READINGS),
+    "groups.probe": Setting("", "of task2vec: a model's name; without, model.name"),
+    "groups.weights": Setting("", "of task2vec: the probe's pretrained weights"),
+
     "cohort.size": Setting(10, at_least=1),
+    "cohort.share": Setting(
+        0.0, "of all clients, or groups, instead of a size; 0 is the size (fedseq2par: 0.2)",
+        at_least=0, at_most=1,
+    ),
     "cohort.sampling": Setting(
-        "uniform", "once: nobody again before everybody had a turn; deadline, tiers: by the clock",
-        choices=("uniform", "bernoulli", "once", *SELECTIONS),
+        "uniform", "once: nobody again before everybody had a turn; sizes: by examples; apart: "
+        "no place has the same client twice running; deadline, tiers: by the clock",
+        choices=("uniform", "bernoulli", "once", "sizes", "apart", *SELECTIONS),
     ),
     "cohort.deadline": Setting(10.0, "seconds within which a client must be back", above=0),
     "cohort.candidates": Setting(20, "clients that are asked how long they would take", at_least=1),
@@ -378,6 +421,8 @@ def used(config: ml_collections.ConfigDict) -> dict[str, Any]:
     names = [n for n in flat if not usage.why_unused(n, config, choices)]
     flat["server.momentum"] = usage.server_momentum(config)
     flat["model.random.features"] = usage.random_features(config)
+    flat["cohort.share"] = usage.cohort_share(config)
+    flat["groups.count"] = usage.group_count(config)
     return {n: choices[n].default if flat[n] is None else flat[n] for n in names}
 
 

@@ -57,7 +57,8 @@ def replace(
     `how` names what else decides features: the network and the preprocessing, as values.
     """
     facts = Features(
-        weights_digest(variables), _digest(dataset.train.inputs), _digest(dataset.test.inputs),
+        weights_digest(variables), inputs_digest(dataset.train.inputs),
+        inputs_digest(dataset.test.inputs),
         hashlib.sha256(repr(how).encode()).hexdigest(),
     )
     beside = data_lib.data_folder(data_dir) or pathlib.Path.home() / ".cache"
@@ -90,7 +91,8 @@ def weights_digest(variables: Variables) -> str:
     return digest.hexdigest()
 
 
-def _digest(inputs: Any) -> str:
+def inputs_digest(inputs: Any) -> str:
+    """Of examples: of their bytes, or of the file that they are in."""
     digest = hashlib.sha256()
     for x in jax.tree.leaves(inputs):
         digest.update(f"{x.shape} {x.dtype}".encode())

@@ -24,13 +24,14 @@ from fedjax_flat.algorithms import (
     without_traffic,
 )
 from fedjax_flat.algorithms.asynchronous import Flights, asynchronous, discount
+from fedjax_flat.algorithms.poisoned import chosen, poisoned
 from fedjax_flat.algorithms.private import epsilon
 from fedjax_flat.algorithms.timed import timed
 from fedjax_flat.client import asam, local_training, sam, sgd, warm_up
 from fedjax_flat.client.optimizer import named
 from fedjax_flat.data import ClientData
 from fedjax_flat.engine import clock as clock_lib
-from fedjax_flat.engine import sampling, selection
+from fedjax_flat.engine import selection
 from fedjax_flat.engine.round import Averages, CohortOf
 from fedjax_flat.experiment import usage
 from fedjax_flat.tasks import Task
@@ -91,13 +92,18 @@ def build_codecs(config: ml_collections.ConfigDict) -> tuple[Codec | None, Codec
 
 
 def protect(
-    config: ml_collections.ConfigDict, algorithm: Algorithm, cohort_of: CohortOf, largest: int
+    config: ml_collections.ConfigDict, algorithm: Algorithm, cohort_of: CohortOf, largest: int,
+    count: int,
 ) -> Algorithm:
-    """`algorithm` with what `config` wants done to uploads, by clients and server.
+    """`algorithm` with what `config` wants done to uploads, by attackers, clients and server.
 
-    `cohort_of(key, round)` is who takes part, `largest` the most examples that one of them has.
+    `cohort_of(key, round)` is who takes part, of `count` members, `largest` the most examples
+    that one of them has.
     """
     rule, privacy = config.server.aggregate, config.privacy
+    if config.attack.share:
+        bad = chosen(count, config.attack.share, config.attack.seed)
+        algorithm = poisoned(algorithm, bad, config.attack.factor)
     if rule == "foolsgold":
         return foolsgold(algorithm, **config.server.foolsgold)
     if rule != "mean":
@@ -146,22 +152,6 @@ def build_clock(
     steps = client.steps * client.batch_size * (sizes > 0)
     examples = steps if client.steps else client.epochs * sizes
     return clock_lib.clock(speed, delay, examples, config.seed)
-
-
-def build_sampler(
-    config: ml_collections.ConfigDict, num_clients: int, clock: clock_lib.Clock | None
-) -> sampling.Sampler:
-    """Who takes part in rounds that wait for their clients."""
-    cohort = config.cohort
-    if cohort.sampling in selection.SELECTIONS:
-        assert clock
-        if cohort.sampling == "tiers":
-            return selection.tiers(clock, cohort.size, tiers=cohort.tiers)
-        return selection.deadline(
-            clock, cohort.size, candidates=cohort.candidates, seconds=cohort.deadline
-        )
-    make = errors.lookup("cohort sampling", cohort.sampling, sampling.SAMPLERS)
-    return make(num_clients, cohort.size)
 
 
 def build_flights(

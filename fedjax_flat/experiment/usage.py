@@ -118,6 +118,40 @@ def prunes(config: Config) -> bool:
     return any(m.name == "oll" for m in methods_of(config)[1])
 
 
+def members_of(config: Config) -> str:
+    """What a cohort consists of: clients, groups, clusters, or one chain (algorithms/method.py)."""
+    base, added = methods_of(config)
+    other = {m.name: m.members for m in (base, *added) if m.members != "clients"}
+    if len(other) > 1:
+        raise errors.UsageError(
+            f"algorithm.name = {config.algorithm.name!r}: {' and '.join(other)} both say who "
+            "trains after whom. Leave one out."
+        )
+    return next(iter(other.values()), "clients")
+
+
+def grows(config: Config) -> bool:
+    """Whether groups become more."""
+    return "fedseq2par" in config.algorithm.name.split("+")
+
+
+def cohort_share(config: Config) -> float:
+    """Of the members that take part; groups that become more have 0.2 if none is set."""
+    return config.cohort.share or (0.2 if grows(config) else 0.0)
+
+
+def group_count(config: Config) -> int:
+    """How many groups are asked for; there are 2 clusters if none is set."""
+    return config.groups.count or (2 if members_of(config) == "clusters" else 0)
+
+
+def estimator_of(config: Config) -> str:
+    """What groups are made from; `none` if they are random."""
+    if members_of(config) not in ("groups", "clusters") or config.groups.name == "random":
+        return "none"
+    return "labels" if config.groups.name == "oracle" else config.groups.estimator
+
+
 def _takes_steps(c: Config) -> bool:
     return method_of(c).sharpness != "no steps"
 
@@ -202,6 +236,29 @@ _RULES: list[tuple[tuple[str, ...], Callable[[Config], bool], str]] = [
      "cohort.strategy is neither chunked nor sharded"),
     (("cohort.devices",), lambda c: c.cohort.strategy in ("auto", "sharded"),
      "cohort.strategy is not sharded"),
+    (("attack.factor", "attack.seed"), lambda c: c.attack.share > 0, "attack.share is 0"),
+    (("groups.",), lambda c: members_of(c) in ("groups", "clusters"),
+     "algorithm.name has no groups"),
+    (("groups.passes",), lambda c: members_of(c) == "groups", "clusters train side by side"),
+    (("groups.clients", "groups.examples", "groups.count"), lambda c: not grows(c),
+     "groups of fedseq2par are as many as algorithm.fedseq2par says"),
+    (("groups.clients", "groups.examples"), lambda c: group_count(c) == 0,
+     "groups.count is the number of groups"),
+    (("groups.metric", "groups.start"), lambda c: c.groups.name == "greedy",
+     "groups.name is not greedy"),
+    (("groups.clusters",), lambda c: c.groups.name == "kmeans", "groups.name is not kmeans"),
+    (("groups.estimator",), lambda c: c.groups.name in ("kmeans", "greedy", "icg"),
+     "groups.name needs no estimates, or has its own"),
+    (("groups.epochs",), lambda c: estimator_of(c) in ("clf", "conf", "task2vec"),
+     "nobody trains for the estimates"),
+    (("groups.variance",), lambda c: estimator_of(c) == "clf", "the estimator is not clf"),
+    (("groups.public", "groups.reading"), lambda c: estimator_of(c) == "conf",
+     "the estimator is not conf"),
+    (("groups.probe", "groups.weights"), lambda c: estimator_of(c) == "task2vec",
+     "the estimator is not task2vec"),
+    (("cohort.size",), lambda c: cohort_share(c) == 0, "cohort.share says how many take part"),
+    (("cohort.sampling",), lambda c: members_of(c) != "clusters" and not grows(c),
+     "{method} draws its cohorts its own way"),
     (("curvature.",), lambda c: c.curvature.every > 0, "curvature.every is 0"),
     (("model.groups",), _group_normed, "it is of GroupNorm, and model.norm is not group"),
     (("data.unlabelled",), lambda c: method_of(c).unlabelled, "{method} does not learn from it"),
@@ -275,10 +332,16 @@ def check_combination(config: Config) -> None:
                 f"client.sharpness = {sharpness_of(config)} does not go with {other.name}: the "
                 f"name means {other.sharpness}."
             )
-    if config.data.features and config.data.shift.name not in ("none", "flip_labels"):
+    of_labels = ("none", "flip_labels", "swap_labels")
+    if config.data.features and config.data.shift.name not in of_labels:
         raise errors.UsageError(
             f"data.features = True does not go with data.shift.name = {config.data.shift.name!r}: "
             "features are computed once, of the examples as they are stored. Leave one out."
+        )
+    if config.data.rdn and config.data.shift.name == "swap_labels":
+        raise errors.UsageError(
+            "data.rdn does not go with data.shift.name = swap_labels: who attacks is known only "
+            "after statistics are. Leave one out."
         )
     if config.data.features and config.data.rdn:
         raise errors.UsageError(
@@ -301,8 +364,34 @@ def check_combination(config: Config) -> None:
         refuse("client.nesterov", True, "its norms are of plain SGD and of momentum as it is.")
     _check_uploads(config)
     _check_clock(config)
+    _check_members(config)
     if method.section == "mime" and client.momentum:
         refuse("client.momentum", client.momentum, "its momentum is algorithm.mime.momentum.")
+
+
+def _check_members(config: Config) -> None:
+    """Of groups, clusters and chains, what excludes what."""
+    members, cohort, name = members_of(config), config.cohort, config.algorithm.name
+
+    def refuse(setting: str, why: str) -> None:
+        raise errors.UsageError(f"{setting} does not go with {name}: {why}")
+
+    if cohort.share and cohort.sampling in ("bernoulli", "once"):
+        raise errors.UsageError(
+            f"cohort.share = {cohort.share} with cohort.sampling = {cohort.sampling}: give "
+            "cohort.size instead."
+        )
+    if members == "clients":
+        return
+    kept = config.model.statistics == "own" or method_of(config).name in ("fedbn", "silobn")
+    if kept:
+        refuse("a part of the model that stays with clients", "the model is handed on whole.")
+    if grows(config) and config.server.aggregate == "foolsgold":
+        refuse("server.aggregate = foolsgold", "its histories are of groups, which change.")
+    if "fedasyncseq" in name.split("+") and cohort.share:
+        refuse("cohort.share", "it has as many chains as cohort.size says.")
+    if cohort.sampling == "sizes" and members != "clients":
+        refuse("cohort.sampling = sizes", "it is of clients by themselves.")
 
 
 def _check_wire(config: Config) -> None:
@@ -333,6 +422,11 @@ def _check_clock(config: Config) -> None:
     """Of simulated time, what excludes what."""
     (method, added), name = methods_of(config), config.algorithm.name
     late = [m.name for m in added if m.name in ("fedasync", "fedbuff")]
+    if config.clock.speed != "none" and members_of(config) != "clients":
+        raise errors.UsageError(
+            f"clock.speed does not go with algorithm.name = {name!r}: its cohorts are of "
+            f"{members_of(config)}, and the clock is of clients. Leave it at none."
+        )
     if not late:
         return
     if len(late) > 1:
@@ -383,7 +477,7 @@ def _check_uploads(config: Config) -> None:
     if rule != "mean" and config.submodel.coverage:
         refuse(f"server.aggregate = {rule}", "submodel.coverage", "it divides means.")
     trim, size = config.server.trim, config.cohort.size
-    if rule == "trimmed_mean" and 2 * trim >= size:
+    if rule == "trimmed_mean" and not cohort_share(config) and 2 * trim >= size:
         raise errors.UsageError(
             f"server.trim = {trim}: {trim} from each end of {size} clients leaves nothing: "
             f"expected at most {(size - 1) // 2}, or server.aggregate = median."

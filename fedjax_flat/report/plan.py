@@ -15,12 +15,14 @@ from typing import Any, NamedTuple
 
 import jax
 import ml_collections
+import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from fedjax_flat import errors, experiment
 from fedjax_flat.data import FederatedData
-from fedjax_flat.engine import cohort, sampling
+from fedjax_flat.engine import cohort
 from fedjax_flat.engine.round import round_step
+from fedjax_flat.experiment import usage
 from fedjax_flat.report import tables
 
 # Memory of a chip in bytes, from the vendor's tables; of which XLA leaves a part to programs.
@@ -114,20 +116,19 @@ def plan(
 def compile_round(built: experiment.Experiment, devices: list[Any], chunk: int) -> Compiled:
     """One round over all devices, `chunk` clients on each at once (0 is all)."""
     config = built.config
-    data = built.data
+    data = built.data_at(0)
     if not isinstance(data, FederatedData):
-        data = built.data_of(range(config.cohort.size))
-    sampler = errors.lookup("cohort sampling", config.cohort.sampling, sampling.SAMPLERS)
+        data = data.of(np.arange(config.cohort.size))
     over = cohort.cohort_map("sharded", chunk=chunk, among=devices)
     step = round_step(
-        built.algorithm, sampler(data.num_clients, config.cohort.size), over, built.averages,
-        task=built.task, cosine=config.metrics.cosine,
+        built.algorithm, built.sample, over, built.averages, task=built.task,
+        cosine=config.metrics.cosine, chained=usage.members_of(config) == "chain",
     )
     mesh = over.mesh
     assert mesh is not None
     state = jax.eval_shape(built.init)
     everywhere = _placed(state._replace(clients=()), mesh, PartitionSpec())
-    split = PartitionSpec(cohort.AXIS) if data.num_clients % mesh.size == 0 else PartitionSpec()
+    split = PartitionSpec(cohort.AXIS) if built.members % mesh.size == 0 else PartitionSpec()
     state = everywhere._replace(clients=_placed(state.clients, mesh, split))
     start = time.perf_counter()
     compiled: Any = jax.jit(step, donate_argnums=0).lower(

@@ -24,6 +24,7 @@ from fedjax_flat.run.checkpoint import Checkpoints, with_keys, without_keys
 from fedjax_flat.run.interrupt import stop_request
 from fedjax_flat.run.restore import load_run
 from fedjax_flat.run.run_folder import RunFolder
+from fedjax_flat.wire import bits_of, models_in
 
 logger = logging.getLogger("fedjax_flat")
 DISPATCH_SECONDS = 0.5  # how long a Ctrl-C may wait, beyond the round in flight
@@ -146,6 +147,7 @@ class _Files:
                 self.folder.delete()
             self.folder.open(
                 built.config, built.partition, features=built.features, init=init,
+                grouping=built.grouping,
                 allow_other_kernels=allow_other_kernels,
             )
             with self.folder.explained():
@@ -260,21 +262,36 @@ class _Loop:
         self.most = 1 if on_host else self.config.rounds_per_dispatch
         self.dispatch = jax.jit(many_rounds(built.step, self.most), donate_argnums=0)
         self.work: float | None = None  # multiply-adds per example, where a formula says
+        self.data: Any = None
+        self.valid_until = 0  # the round from which on there are other groups
 
     def run(self, state: TrainState, start: int, stop) -> tuple[TrainState, int | None]:
         built = self.built
         if not isinstance(built.data, HostData):
-            data = built.data
-            return self.rounds(state, start, stop, lambda done: data)
-        feed = Feed(built.data, built.cohort_of, state.key, built.over.replicate)
+            return self.rounds(state, start, stop, self.placed)
+        feed = Feed(built.data_at, built.cohort_of, state.key, built.over.replicate)
         with contextlib.closing(feed):
             return self.rounds(state, start, stop, feed.of_round)
+
+    def placed(self, done: int) -> FederatedData:
+        """The data of the next round; groups are placed again only when they change."""
+        if done >= self.valid_until:
+            self.data = self.built.data_at(done)
+            self.valid_until = self.next_groups(done)
+        return self.data
+
+    def next_groups(self, done: int) -> int:
+        """The next round that has other groups; or none has."""
+        grouping = self.built.grouping
+        change = grouping.next_change(done) if grouping else None
+        return self.config.rounds if change is None else change
 
     def rounds(
         self, state: TrainState, start: int, stop, data_of: Callable[[int], FederatedData]
     ) -> tuple[TrainState, int | None]:
         config = self.config
         algorithm, data = self.built.algorithm, self.built.data_of([0])
+        handed = bits_of(models_in(self.built.models(state)["global"])) // 8
         kinds = range(len(algorithm.exchanges[-1].bits))
         sent = [traffic(algorithm, state, data, kind) for kind in kinds]
         self.work = costs.of_experiment(self.built)
@@ -299,7 +316,7 @@ class _Loop:
             infos = jax.tree.map(lambda x, n=n: np.asarray(x)[:n], jax.device_get(infos))
             seconds = time.perf_counter() - began
             self.check_finite(infos, done)
-            self.record(infos, done, seconds, sent)
+            self.record(infos, done, seconds, sent, handed)
             done += n
             self.bar.update(n)
             self.bar.set_postfix(loss=f"{infos.report['loss'][-1]:.3f}", refresh=False)
@@ -319,7 +336,7 @@ class _Loop:
         last_rounds = max(done + 1, config.rounds - config.eval.window + 1)
         return min(
             after(config.eval.every), after(config.curvature.every),
-            after(config.checkpoint.every), last_rounds, config.rounds,
+            after(config.checkpoint.every), last_rounds, self.next_groups(done), config.rounds,
         )
 
     def is_evaluated(self, done: int) -> bool:
@@ -341,7 +358,9 @@ class _Loop:
             for found in flatness.records(self.built, state, done):
                 self.files.write(found)
 
-    def record(self, infos: RoundInfo, done: int, seconds: float, sent: list[Traffic]) -> None:
+    def record(
+        self, infos: RoundInfo, done: int, seconds: float, sent: list[Traffic], handed: int
+    ) -> None:
         speed = float(infos.examples.sum() / seconds)
         for i in range(len(infos.drift)):
             kinds = [int(n) for n in infos.kinds[i]]
@@ -356,6 +375,8 @@ class _Loop:
                     "drift": float(infos.drift[i]), "norm": float(infos.norm[i]),
                     "clients": sum(kinds), "examples": int(infos.examples[i]),
                     "examples_per_s": speed, "bytes_down": down, "bytes_up": up,
+                    **({"links": int(links), "bytes_across": int(links) * handed}
+                       if (links := infos.links[i]) else {}),
                     **({"flops": self.work * float(infos.examples[i])} if self.work else {}),
                     # Uploads that differ in size are weighed by the method: bytes_up again.
                     **{name: _number(values[i]) for name, values in infos.metrics.items()},

@@ -21,16 +21,18 @@ LOCK = ".lock"
 _PARTIAL = r"|\.partial-.+"
 # folder: what in it is ours; a checkpoint is a folder, with all that is inside
 _OURS = {
-    ".": r"((config|environment|origin|features|init)\.json|partition\.npz|"
+    ".": r"((config|environment|origin|features|init|groups)\.json|(partition|groups)\.npz|"
          r"(metrics|clients)\.jsonl)(\.damaged|\.partial)?|traceback-.+\.txt|"
          + re.escape(MARK) + _PARTIAL,
     "checkpoints": r"\d+|\d+\.orbax-checkpoint-tmp.*",
     "curvature": r"(.+_(lanczos|power)\d+(_float64)?|clients\d+_train\d+)\.(npz|json|png)|\.lock-.+"
                  + _PARTIAL,
-    "figures": r"(score|curvature|temperature|clients_.+)\.png" + _PARTIAL,
+    "figures": r"(score|curvature|temperature|growth|distances|similarity|clients_.+)\.png"
+               + _PARTIAL,
     "imports": r"\d+_.+" + _PARTIAL,
     "landscape": r"(surface|plane|line)s?_.+\.(npz|json|png|html)|\.lock-.+" + _PARTIAL,
     "probe": r".+_ridge.+\.json" + _PARTIAL,
+    "recovery": r".+_round\d+_client\d+\.(json|png)" + _PARTIAL,
     "robustness": r".+_severity\d_test\d+\.(json|png)" + _PARTIAL,
     "tensorboard": r"events\.out\..+",
 }

@@ -206,9 +206,9 @@ def flops_until(records, last_round: int | None = None) -> float | None:
 
 
 def bytes_until(records, last_round: int | None = None) -> int:
-    """Bytes sent, down and up, in all rounds or up to `last_round`."""
+    """Bytes sent, down, up and between clients, in all rounds or up to `last_round`."""
     return sum(
-        r.get("bytes_down", 0) + r.get("bytes_up", 0)
+        r.get("bytes_down", 0) + r.get("bytes_up", 0) + r.get("bytes_across", 0)
         for r in records
         if r["split"] == "cohort" and (last_round is None or r["round"] <= last_round)
     )

@@ -5,6 +5,8 @@
     origin.json        of a run that branched off another: which, at which round, its checkpoint's
                        hash
     partition.npz      who owned which example, with a content hash
+    groups.npz         who trained in sequence with whom, at first, with a content hash
+    groups.json        a hash of all groups, and the rounds in which there were others
     features.json      digests of what features are of, where these are the examples
     init.json          the run with whose model this one began, if it did
     imports/           users' files that registered what the config names, as they were
@@ -34,6 +36,7 @@ from fedjax_flat.data import Partition
 from fedjax_flat.disk import write_atomically
 from fedjax_flat.experiment import config as config_lib
 from fedjax_flat.experiment.features import Features
+from fedjax_flat.experiment.grouping import Grouping
 from fedjax_flat.ops import kernels
 from fedjax_flat.run import environment, mark
 
@@ -58,6 +61,8 @@ class RunFolder:
         self.origin_file = self.path / "origin.json"
         self.environment_file = self.path / "environment.json"
         self.partition_file = self.path / "partition.npz"
+        self.groups_file = self.path / "groups.npz"
+        self.stages_file = self.path / "groups.json"
         self.metrics_file = self.path / "metrics.jsonl"
         self.clients_file = self.path / "clients.jsonl"
         self.features_file = self.path / "features.json"
@@ -186,6 +191,7 @@ class RunFolder:
         *,
         features: Features | None = None,
         init: str | os.PathLike | None = None,
+        grouping: Grouping | None = None,
         allow_other_kernels: bool = False,
     ) -> None:
         """Marks the folder as ours, or checks that it belongs to this config and these clients."""
@@ -198,12 +204,15 @@ class RunFolder:
                 if features:
                     text = json.dumps(features._asdict(), indent=2) + "\n"
                     write_atomically(self.features_file, text)
+                if grouping:
+                    self._save_groups(grouping)
                 if init:
                     write_atomically(self.init_file, json.dumps({"run": self._place(init)}) + "\n")
             else:
                 self._check_same(config, partition)
                 self.check_partition(partition)
                 self.check_features(features)
+                self.check_groups(grouping)
                 self.check_init(init)
                 if not allow_other_kernels:
                     self.check_kernels()
@@ -321,6 +330,31 @@ class RunFolder:
                 f"run folder {self.path} was trained with other clients (partition {known[:12]}, "
                 f"now {partition.content_hash[:12]}): the data files or the partition code "
                 "changed. Choose another folder with --run."
+            )
+
+    def _save_groups(self, grouping: Grouping) -> None:
+        grouping.at(0).save(self.groups_file)
+        stages = zip(grouping.starts.tolist(), grouping.counts.tolist(), strict=True)
+        known = {"sha256": grouping.content_hash, "groups from round": list(stages)}
+        write_atomically(self.stages_file, json.dumps(known) + "\n")
+
+    def check_groups(self, grouping: Grouping | None) -> None:
+        """Refuses other groups than those that the run was trained with."""
+        if grouping is None:
+            return
+        try:
+            known = json.loads(self.stages_file.read_bytes())["sha256"]
+            Partition.load(self.groups_file)
+        except (OSError, ValueError, KeyError, TypeError) as e:  # UsageError too
+            self._save_groups(grouping)
+            warnings.warn(f"{self.groups_file} cannot be read ({e}) and was made again, compared "
+                          "with nothing", stacklevel=4)
+            return
+        if known != grouping.content_hash:
+            raise errors.UsageError(
+                f"run folder {self.path} was trained with other groups ({known[:12]}, now "
+                f"{grouping.content_hash[:12]}): estimates of clients came out otherwise, or the "
+                "code that makes groups changed. Choose another folder with --run."
             )
 
     def features(self) -> Features | None:
