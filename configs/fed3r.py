@@ -6,6 +6,8 @@
     fedjax-flat train --config configs/fed3r.py:cifar100,method=fedavg,init,part=features,... \\
         --init runs/a --run runs/b --data FOLDER
     fedjax-flat probe runs/a runs/b --random 5000 --random 10000 --data FOLDER
+    fedjax-flat train --config "configs/fed3r.py:cifar100,phases=fed3r+fedavg(features),..." \\
+        --run runs/c --data FOLDER      # a and b in one run (docs/phases.md)
 
 Options after the colon, with their defaults:
 
@@ -18,6 +20,8 @@ Options after the colon, with their defaults:
     part=all               of the network that fedavg, fedavgm and scaffold train; or features, head
     init                   they start from Fed3R's classifier (table 3.8), with --init RUN
     tau=0.1                by which its logits are divided
+    phases=none            methods one after the other, each from the model before, with the part
+                           that is trained: fed3r+fedavg(features); instead of method, part, init
     D=5000                 random features of fed3r_rf: 5,000 and 10,000 in the tables
     cohort=10              clients per round
     again                  every round draws from all clients, not from those left (figure 3.9)
@@ -77,7 +81,14 @@ The thesis does not say at which size Cifar100 is read (its text has 32 pixels, 
 Landmarks has 5 local epochs here: the text says 1, but its FLOPs are those of 5.
 """
 
-from fedjax_flat import UsageError, arguments, default_config, only_used
+from fedjax_flat import (
+    UsageError,
+    arguments,
+    default_config,
+    only_used,
+    pipeline,
+    read_phases,
+)
 
 # clients, rounds of training, local epochs
 TABLES = {
@@ -103,7 +114,7 @@ def get_config(text=""):
         text, data="cifar100", alpha=0.0, split="users_120k", method="fed3r", model="mobilenetv2",
         weights="", part="all", D=5000, cohort=10, again=False, sync=False, released=False,
         raw=False, imbalance="none", side=0, rate=0.0, init=False, tau=0.1,
-        delta=0.0, rdn=False,
+        delta=0.0, rdn=False, phases="none",
     )
     for name, choices in (
         ("data", ("cifar100", "landmarks", "inaturalist")), ("method", CLOSED + TRAINED),
@@ -114,9 +125,32 @@ def get_config(text=""):
             raise UsageError(
                 f"{name} = {o[name]!r}: expected one of {', '.join(map(str, choices))}."
             )
-    closed = o.method in CLOSED
-    if o.init and closed:
+    if o.init and o.method in CLOSED:
         raise UsageError(f"init with method = {o.method}: expected one of {', '.join(TRAINED)}.")
+    return one(o) if o.phases == "none" else in_phases(o)
+
+
+def in_phases(o):
+    """Each phase with the method and part of its name, from the classifier and network before."""
+    if o.init or (o.method, o.part) != ("fed3r", "all"):
+        raise UsageError(
+            f"phases={o.phases} with method, part or init: expected these in phases, fed3r+"
+            "fedavg(head)."
+        )
+    random = o.D if "fed3r_rf" in o.phases.split("+") else 0
+    found, solved, running = {}, False, False
+    for name, (method, part) in read_phases(o.phases, CLOSED + TRAINED, FROZEN).items():
+        if part and method in CLOSED:
+            raise UsageError(f"phases={o.phases}: {name}, but {method} is of the head alone.")
+        o.method, o.part, o.init = method, part or "all", solved and method in TRAINED
+        found[name] = one(o, random, running)
+        solved, running = solved or method in CLOSED, not found[name].data.features
+    return pipeline(found)
+
+
+def one(o, random=0, running=False):
+    """One method; `running`: on a network that was trained before, so not on cached features."""
+    closed = o.method in CLOSED
     clients, rounds, epochs = TABLES[o.split if o.data == "inaturalist" else o.data]
     normal, norm = MODELS[o.model]
 
@@ -125,7 +159,7 @@ def get_config(text=""):
     c.data.resized_crop = o.side or (96 if o.data == "cifar100" else 224)
     c.data.flip = True
     c.data.mean, c.data.std = ((value,) * 3 for value in normal)
-    c.data.features = (closed or o.part == "head") and not (o.delta or o.rdn)
+    c.data.features = (closed or o.part == "head") and not (o.delta or o.rdn or running)
     c.data.imbalance = o.imbalance
     if o.delta:
         c.data.shift.name, c.data.shift.delta = "rgb", o.delta
@@ -144,7 +178,7 @@ def get_config(text=""):
     c.algorithm.name = o.method
     c.algorithm.fed3r.sync, c.algorithm.fed3r.normalised = o.sync, not o.raw
     c.algorithm.fed3r.variant = "released" if o.released else "paper"
-    c.model.random.features = o.D if o.method == "fed3r_rf" else 0
+    c.model.random.features = o.D if o.method == "fed3r_rf" else random
     c.client.learning_rate = o.rate or (0.01 if o.init else 0.1)
     c.client.weight_decay = 4e-5
     c.client.frozen = "none" if c.data.features else FROZEN[o.part]

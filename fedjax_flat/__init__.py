@@ -48,11 +48,14 @@ _NAMES = {
     "many_rounds": "engine.round",
     "once": "engine.sampling",
     "only_used": "experiment.config",
+    "phase_configs": "experiment.phases",
+    "pipeline": "experiment.phases",
+    "read_phases": "experiment.phases",
     "round_step": "engine.round",
     "rounds_to_see": "engine.coverage",
-    "train": "run.loop",
+    "train": "run.phases",
     "uniform": "engine.sampling",
-    "validate": "experiment.config",
+    "validate": "experiment.phases",
 }
 __all__ = [
     "DivergedError", "Setting", "UsageError", "__version__", "runtime", *_MODULES, *_NAMES,

@@ -171,6 +171,8 @@ def _add_runs(commands) -> None:
     compare.add_argument("--split", default="test", help="test (default), or another that was "
                          "evaluated: validation, train; own for personal models")
     compare.add_argument("--figure", metavar="FILE", help="draw their curves")
+    compare.add_argument("--alike", type=int, default=1, metavar="N", help="N runs after one "
+                         "another share a colour in the figure, e.g. a method's settings")
     compare.add_argument("--target", type=float, metavar="PERCENT", help="score to reach (default: "
                          "the first run's over its last rounds)")
     compare.add_argument("--smooth", type=float, default=0.0, metavar="DECAY",

@@ -15,10 +15,10 @@ from fedjax_flat.config_files import load_config, refuse_unknown
 
 def train(args, rest: list[str]) -> int:
     """Trains in a run folder, or goes on there."""
-    from fedjax_flat.experiment import validate
+    from fedjax_flat.experiment import phase_configs, validate
     from fedjax_flat.run import distributed
     from fedjax_flat.run.branch import named
-    from fedjax_flat.run.loop import train
+    from fedjax_flat.run.phases import train
     from fedjax_flat.run.run_folder import RunFolder
 
     distributed.start(args.coordinator, args.processes, args.process, timeout=args.timeout)
@@ -39,16 +39,24 @@ def train(args, rest: list[str]) -> int:
     done = int(result.state.round)
     if result.stopped_by:
         again = errors.printable(shlex.join(["fedjax-flat", "train", "--run", args.run]))
-        print(f"Stopped after round {done} of {config.rounds}, saved. To go on: {again}")
+        each = phase_configs(config)[result.phase] if result.phase else config
+        where = f" in phase {result.phase}" if result.phase else ""
+        print(f"Stopped{where} after round {done} of {each.rounds}, saved. To go on: {again}")
         return 128 + result.stopped_by
     _print_summary(args.run, config, result)
     return 0
 
 
 def _print_summary(run: str, config, result) -> None:
+    from fedjax_flat.experiment import phase_configs
     from fedjax_flat.report import figures, pictures, tables
+    from fedjax_flat.report.costs import by_phase
     from fedjax_flat.run import metrics
 
+    if result.phase:
+        config = phase_configs(config)[result.phase]
+        for split in config.eval.splits:
+            print(f"{by_phase([run], split)}\n")
     rows = []
     for model, split in metrics.evaluated(result.records):
         mean, deviation, count = result.score(config.eval.window, split=split, model=model)
@@ -72,7 +80,8 @@ def compare(args, rest: list[str]) -> int:
 
     refuse_unknown(rest)
     target = None if args.target is None else args.target / 100
-    print(compare(args.runs, args.figure, args.split, target=target, smooth=args.smooth))
+    print(compare(args.runs, args.figure, args.split, target=target, smooth=args.smooth,
+                  alike=args.alike))
     return 0
 
 

@@ -6,31 +6,71 @@ import traceback
 
 from fedjax_flat import errors
 
+_OF_PHASE = "--config.phases."
+
 
 def load_config(path: str | None, overrides: list[str], folder, imports=()):
-    """The config of a file, of the run folder or the default, with `--config.NAME=VALUE`."""
-    from absl import flags
-    from ml_collections import config_flags
+    """The config of a file, of the run folder or the default, with `--config.NAME=VALUE`.
 
+    `--config.phases.PHASE.NAME=VALUE` is for one phase, by its name or number.
+    """
     from fedjax_flat import plugins
 
     refuse_unknown([a for a in overrides if a.startswith("-") and not a.startswith("--config.")])
     imported = [plugins.load(file) for file in imports]
-    values, argv = flags.FlagValues(), ["fedjax-flat", *overrides]
+    of_phases = [a for a in overrides if a.startswith(_OF_PHASE)]
+    common = [a for a in overrides if not a.startswith(_OF_PHASE)]
     try:
         config = _first_config(path, folder)
         named = [plugins.load(file) for file in config.imports]
         config.imports = tuple(dict.fromkeys((*named, *imported)))
+    except errors.UsageError:
+        raise
+    except (AttributeError, KeyError, OSError, TypeError, ValueError) as e:
+        raise errors.UsageError(_one_line(e)) from e
+    config = _overridden(config, common)
+    for argument in of_phases:
+        config.phases = _with_setting(config, argument)
+    return config
+
+
+def _with_setting(config, argument: str) -> tuple[dict, ...]:
+    """The phases, one of them with another setting."""
+    from fedjax_flat.experiment import config as config_lib
+    from fedjax_flat.experiment import phases
+
+    place, given, value = argument.removeprefix(_OF_PHASE).partition("=")
+    phase, dot, setting = place.partition(".")
+    if not (given and dot):
+        raise errors.UsageError(
+            f"{argument}: expected {_OF_PHASE}PHASE.NAME=VALUE, e.g. {_OF_PHASE}2.rounds=100."
+        )
+    found, chosen = list(config.phases), phases.entry(config, phase)
+    if setting == "phases" or setting.startswith("phases."):
+        raise errors.UsageError(f"{argument}: a phase has no phases.")
+    each = _overridden(
+        config_lib.of_phase(config, found[chosen]), [f"--config.{setting}={value}"]
+    )
+    found[chosen] = {**found[chosen], setting: config_lib.flatten(each)[setting]}
+    return tuple(found)
+
+
+def _overridden(config, overrides: list[str]):
+    """The config as absl's flags change it."""
+    from absl import flags
+    from ml_collections import config_flags
+
+    values, argv = flags.FlagValues(), ["fedjax-flat", *overrides]
+    try:
         config_flags.DEFINE_config_dict("config", config, flag_values=values, sys_argv=argv)
         refuse_unknown(values(argv)[1:])
-        config = values["config"].value
+        return values["config"].value
     except errors.UsageError:
         raise
     except (AttributeError, KeyError) as e:
         raise errors.UsageError(_unknown_setting(overrides, e)) from e
     except (flags.Error, OSError, TypeError, ValueError) as e:
         raise errors.UsageError(str(e)) from e
-    return config
 
 
 def _first_config(path: str | None, folder):

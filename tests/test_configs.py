@@ -332,8 +332,42 @@ def test_rounds_and_settings_of_the_fed3r_tables(options, expected):
 
 
 @pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ("phases=fed3r+fedavg(head)+fedavg(features)", {
+            "fed3r": {"algorithm.name": "fed3r", "rounds": 10, "data.features": True},
+            "fedavg(head)": {"task.temperature": 0.1, "client.learning_rate": 0.01,
+                             "data.features": True, "rounds": 1500},
+            "fedavg(features)": {"client.frozen": "head", "data.features": False,
+                                 "task.temperature": 0.1},
+        }),
+        ("landmarks,phases=fedavg+scaffold(head)+fed3r", {
+            "fedavg": {"client.learning_rate": 0.1, "task.temperature": 1.0, "rounds": 3000},
+            "scaffold(head)": {"client.frozen": "features", "data.features": False,
+                               "task.temperature": 1.0, "client.learning_rate": 0.1},
+            "fed3r": {"data.features": False, "rounds": 127},
+        }),
+        ("phases=fed3r_rf+fedavg(head),D=700", {
+            "fed3r_rf": {"model.random.features": 700},
+            "fedavg(head)": {"model.random.features": 700, "data.features": True},
+        }),
+    ],
+)
+def test_phases_of_the_fed3r_tables(options, expected):
+    found = {n: config_lib.flatten(c) for n, c in ff.phase_configs(fed3r(options)).items()}
+    assert list(found) == list(expected)
+    for name, settings in expected.items():
+        assert {n: found[name][n] for n in settings} == settings, name
+
+
+@pytest.mark.parametrize(
     ("options", "sentence"),
     [
+        ("phases=", "'' is no phase"),
+        ("phases=fed3r+fedavgg", "unknown phase 'fedavgg'.*Did you mean 'fedavg"),
+        ("phases=fed3r+fedavg(haed)", "part of the model 'haed'.*Did you mean 'head'"),
+        ("phases=fed3r(head)", r"fed3r\(head\), but fed3r is of the head alone"),
+        ("phases=fed3r,part=head", "with method, part or init: expected these in phases"),
         ("cifar10", "data = 'cifar10': expected one of cifar100"),
         ("alpha=0.3", r"alpha = 0.3: expected one of 0.0, 0.1"),
         ("method=fed3r-rf", "method = 'fed3r-rf': expected one of fed3r, fed3r_rf"),

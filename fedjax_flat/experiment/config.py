@@ -50,6 +50,10 @@ SETTINGS: dict[str, Setting] = {
     "debug": Setting(False, "without jit, naming client, step and tensor of the first NaN"),
     "tensorboard": Setting(False, "metrics as TensorBoard events too"),
     "imports": Setting((), "files that register what this config names; see --import"),
+    "phases": Setting(
+        (), "experiments one after the other: a name and the settings that are its own, for each",
+        items=dict,
+    ),
 
     "data.name": Setting("digits"),
     "data.placement": Setting(
@@ -291,6 +295,12 @@ def _node(config: Any, name: str) -> tuple[Any, str]:
 
 def validate(config: ml_collections.ConfigDict) -> None:
     """Raises a UsageError for the first setting that cannot work, or has no effect."""
+    if config.get("phases"):
+        raise errors.UsageError(
+            f"config.phases has {len(config.phases)} phases, each an experiment of its own: "
+            "fedjax_flat.train trains them all, fedjax_flat.phase_configs(config) has their "
+            "configs. Here one is needed."
+        )
     flat, reference = flatten(config), flatten(default_config())
     for name in flat:
         if name not in reference:
@@ -347,8 +357,16 @@ def options_of(config: ml_collections.ConfigDict, section: str, entry: Any) -> d
 
 
 def used(config: ml_collections.ConfigDict) -> dict[str, Any]:
-    """The settings that have an effect, with their values; flat names."""
-    choices, flat = settings_of(config), flatten(config)
+    """The settings that have an effect, with their values; flat names.
+
+    Of phases: those that have one in some phase, and the phases with what is their own.
+    """
+    flat = flatten(config)
+    if config.phases:
+        some = {n for phase in config.phases for n in used(of_phase(config, phase))}
+        return {n: v for n, v in flat.items() if v is not None and n in some | {"phases"}}
+    del flat["phases"]
+    choices = settings_of(config)
     names = [n for n in flat if not usage.why_unused(n, config, choices)]
     flat["server.momentum"] = usage.server_momentum(config)
     flat["model.random.features"] = usage.random_features(config)
@@ -358,6 +376,14 @@ def used(config: ml_collections.ConfigDict) -> dict[str, Any]:
 def only_used(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
     """A copy with every setting that has no effect back at its default."""
     return from_flat(used(config))
+
+
+def of_phase(
+    config: ml_collections.ConfigDict, phase: Mapping[str, Any]
+) -> ml_collections.ConfigDict:
+    """The config of one entry of `config.phases`: what is common to all, and its own over it."""
+    values = {**flatten(config), **flatten(phase), "phases": ()}
+    return from_flat({n: v for n, v in values.items() if n != "name" and v is not None})
 
 
 def from_flat(values: Mapping[str, Any]) -> ml_collections.ConfigDict:
@@ -380,8 +406,15 @@ def flatten(config: Any, prefix: str = "") -> dict[str, Any]:
         if hasattr(value, "items"):
             flat.update(flatten(value, f"{name}."))
         else:
-            flat[name] = tuple(value) if isinstance(value, list | tuple) else value
+            flat[name] = _as_tuples(value)
     return flat
+
+
+def _as_tuples(value: Any) -> Any:
+    """Lists, which JSON has, as tuples; inside phases too."""
+    if isinstance(value, dict):
+        return {name: _as_tuples(v) for name, v in value.items()}
+    return tuple(map(_as_tuples, value)) if isinstance(value, list | tuple) else value
 
 
 def to_json(config: ml_collections.ConfigDict) -> str:

@@ -17,6 +17,7 @@ from fedjax_flat.run.run_folder import RunFolder
 def clients(run: str, split: str = "own", model: str = "global") -> str:
     """A table of the last evaluation's spread, and the figure."""
     folder = RunFolder(run)
+    folder.check_is_one()
     records = metrics.read(folder.clients_file)
     found = [r for r in records if (r["split"], r["model"]) == (split, model)]
     if not found:

@@ -2,10 +2,11 @@
 
 Bytes are of all clients, down and up, and FLOPs (multiply-adds by formula, experiment/costs.py) the
 mean over all clients, so that it does not matter who was drawn. A run that started from another one
-(--init) has that one's costs before its own. N/A: never reached, or no formula.
+(--init) has that one's costs before its own, and a run in phases those of all, of which a second
+table has each. N/A: never reached, or no formula.
 """
 
-import json
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from fedjax_flat import errors
 from fedjax_flat.data import Partition
 from fedjax_flat.report import tables
 from fedjax_flat.run import metrics
+from fedjax_flat.run.phases import records
 from fedjax_flat.run.run_folder import RunFolder
 
 
@@ -27,25 +29,25 @@ def costs(
     rows = []
     for run in runs:
         folder = RunFolder(run)
-        records = metrics.read(folder.metrics_file)
-        rounds, values = metrics.curve(records, split=split, model=model)
+        found = records(folder)
+        rounds, values = metrics.curve(found, split=split, model=model)
         if not len(rounds):
             raise errors.UsageError(
                 f"{run} has no evaluations of model {model} on split {split}. Choose others with "
                 "--model and --split."
             )
-        reached = metrics.rounds_to(records, target, split=split, model=model)
+        reached = metrics.rounds_to(found, target, split=split, model=model)
         rows.append([
             folder.path.name, f"{100 * values[-1]:.2f}",
             "N/A" if reached is None else str(reached), *_shown(run, reached), *_shown(run),
         ])
     at = f"to {100 * target:g} %"
-    header = ["run", f"{metrics.score_name(records)} (%)", f"rounds {at}", f"bytes {at}",
+    header = ["run", f"{metrics.score_name(found)} (%)", f"rounds {at}", f"bytes {at}",
               f"FLOPs {at}", "bytes in all", "FLOPs in all"]
-    return tables.table(header, rows)
+    return "\n\n".join(filter(None, [tables.table(header, rows), by_phase(runs, split, model)]))
 
 
-def _shown(run: str, last: int | None = -1) -> tuple[str, str]:
+def _shown(run: str | os.PathLike, last: int | None = -1) -> tuple[str, str]:
     """Bytes and FLOPs per client up to a round, -1 for all."""
     if last is None:
         return "N/A", "N/A"
@@ -53,17 +55,43 @@ def _shown(run: str, last: int | None = -1) -> tuple[str, str]:
     return amount(sent, "B"), "N/A" if flops is None else amount(flops, "FLOPs")
 
 
-def spent(run: str, last: int | None = None) -> tuple[float, float | None]:
+def spent(run: str | os.PathLike, last: int | None = None) -> tuple[float, float | None]:
     """(bytes of all clients, FLOPs per client) up to a round of a run, and of those before it."""
     folder = RunFolder(run)
-    records = metrics.read(folder.metrics_file)
-    clients = Partition.load(folder.path / "partition.npz").num_clients
-    sent, flops = metrics.bytes_until(records, last), metrics.flops_until(records, last)
+    found = records(folder)
+    first = (folder.phases or [folder])[0]
+    clients = Partition.load(first.partition_file).num_clients
+    sent, flops = metrics.bytes_until(found, last), metrics.flops_until(found, last)
     here = None if flops is None else flops / clients
-    if not folder.init_file.exists():
+    if (before := first.init()) is None:
         return sent, here
-    before, work = spent(json.loads(folder.init_file.read_text())["run"])
-    return before + sent, None if here is None or work is None else here + work
+    earlier, work = spent(before)
+    return earlier + sent, None if here is None or work is None else here + work
+
+
+def by_phase(
+    runs: Sequence[str | os.PathLike], split: str = "test", model: str = "global"
+) -> str:
+    """A row per phase of the runs that have phases: what it reached, what it took; else nothing."""
+    rows, score = [], ""
+    for folder in map(RunFolder, runs):
+        done = 0
+        for phase in folder.phases:
+            found = metrics.read(phase.metrics_file)
+            score = score or metrics.score_name(found)
+            rounds, values = metrics.curve(found, split=split, model=model)
+            last = max((r["round"] for r in found), default=0)
+            sent, flops = metrics.bytes_until(found), metrics.flops_until(found)
+            clients = Partition.load(phase.partition_file).num_clients
+            rows.append([
+                folder.path.name, phase.path.name, f"{done + 1}-{done + last}" if last else "-",
+                f"{100 * values[-1]:.2f}" if len(rounds) else "-", amount(sent, "B"),
+                "N/A" if flops is None else amount(flops / clients, "FLOPs"), *_shown(phase.path),
+            ])
+            done += last
+    header = ["run", "phase", "rounds", f"{split} {score} (%)", "bytes", "FLOPs", "bytes so far",
+              "FLOPs so far"]
+    return tables.table(header, rows, left=(0, 1)) if rows else ""
 
 
 def amount(value: float, unit: str) -> str:

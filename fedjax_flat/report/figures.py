@@ -11,24 +11,30 @@ from fedjax_flat.report import pictures
 from fedjax_flat.run import metrics
 
 Runs = Mapping[str, Sequence[list[dict]]]
+STYLES = ("-", "--", ":", "-.")
 
 
-def score_curves(runs: Runs, path: str | os.PathLike, *, split: str = "test") -> pathlib.Path:
+def score_curves(
+    runs: Runs, path: str | os.PathLike, *, split: str = "test", alike: int = 1
+) -> pathlib.Path:
     """The score and client drift by round: a colour per label, its runs' mean and deviation.
 
-    If the runs do not all send as much, the score by what was sent too.
+    `alike` labels after one another share a colour, and have lines of their own.
+    If the runs, or a run's phases, do not all send as much, the score by what was sent too.
     """
     sent = {round(sum(metrics.bytes_per_client(seeds[0]))) for seeds in runs.values()}
-    panels = 3 if len(sent) > 1 else 2
+    in_phases = any(metrics.phase_ends(seeds[0]) for seeds in runs.values())
+    panels = 3 if len(sent) > 1 or in_phases else 2
     figure, (accuracy, *by_bytes, drift) = pictures.new_figure(1, panels, (4.5 * panels, 3.4))
-    draw_score(accuracy, runs, split)
+    draw_score(accuracy, runs, split, alike=alike)
     for axes in by_bytes:
-        draw_score(axes, runs, split, by_bytes=True)
+        draw_score(axes, runs, split, by_bytes=True, alike=alike)
         axes.get_legend().remove()
     for i, (label, seeds) in enumerate(runs.items()):
         rounds, mean, _ = _mean_curve(seeds, split="cohort", model="local", name="drift")
-        drift.plot(rounds, mean, color=f"C{i}", linewidth=0.5, alpha=0.35)
-        drift.plot(rounds, _smooth(mean), color=f"C{i}", label=label, linewidth=1.5)
+        color, style = f"C{i // alike}", STYLES[i % alike]
+        drift.plot(rounds, mean, color=color, linewidth=0.5, alpha=0.35)
+        drift.plot(rounds, _smooth(mean), style, color=color, label=label, linewidth=1.5)
     drift.set(xlabel="round", ylabel=r"client drift $\|w_k - w\|$", ylim=(0, None))
     drift.grid(alpha=0.25)
     if len(runs) <= 4:
@@ -91,23 +97,28 @@ def overview(
     return pictures.save(figure, path)
 
 
-def draw_score(axes, runs: Runs, split: str, *, by_bytes: bool = False) -> None:
+def draw_score(
+    axes, runs: Runs, split: str, *, by_bytes: bool = False, alike: int = 1
+) -> None:
     """Curves of every model on a split, by round or by what all clients received and sent."""
     lowest = 100.0
     for i, (label, seeds) in enumerate(runs.items()):
         models = [m for m, s in metrics.evaluated(seeds[0]) if s == split]
-        for style, model in zip(("-", "--", ":", "-."), models, strict=False):
+        color, styles = f"C{i // alike}", STYLES[i % alike:]
+        for style, model in zip(styles, models, strict=False):
             rounds, mean, deviation = _mean_curve(seeds, split=split, model=model)
             late = rounds >= rounds.max() / 4
             if by_bytes:
                 rounds = np.array([metrics.bytes_until(seeds[0], t) for t in rounds]) / 1e6
+                rounds[rounds == 0] = np.nan  # it is a logarithmic axis
             name = f"{label} ({model})" if len(models) > 1 and model != "global" else label
             mean, deviation = 100 * mean, 100 * deviation
-            axes.plot(rounds, mean, style, color=f"C{i}", label=name, linewidth=1.5)
+            axes.plot(rounds, mean, style, color=color, label=name, linewidth=1.5)
             axes.fill_between(
-                rounds, mean - deviation, mean + deviation, color=f"C{i}", alpha=0.15, linewidth=0
+                rounds, mean - deviation, mean + deviation, color=color, alpha=0.15, linewidth=0
             )
             lowest = min(lowest, *mean[late])  # the first rounds hide all
+        _draw_phases(axes, seeds[0], color, by_bytes=by_bytes, names=len(runs) == 1)
     score = metrics.score_name(next(iter(runs.values()))[0])
     by = "megabytes sent" if by_bytes else "round"
     axes.set(xlabel=by, ylabel=f"{split} {score} (%)", ylim=(0.95 * lowest, None))
@@ -115,6 +126,19 @@ def draw_score(axes, runs: Runs, split: str, *, by_bytes: bool = False) -> None:
         axes.set_xscale("log")
     axes.grid(alpha=0.25)
     axes.legend(frameon=False)
+
+
+def _draw_phases(axes, records, color: str, *, by_bytes: bool, names: bool) -> None:
+    """A dotted line where a phase ends and the next begins; names, where they would not overlap."""
+    begin = 0
+    for phase, end in metrics.phase_ends(records).items():
+        if begin:
+            x = metrics.bytes_until(records, begin) / 1e6 if by_bytes else begin
+            axes.axvline(x, color=color, linestyle=":", linewidth=1)
+        if names and not by_bytes:
+            axes.text((begin + end) / 2, 1.0, phase, transform=axes.get_xaxis_transform(),
+                      ha="center", va="bottom", fontsize=8)
+        begin = end
 
 
 def _mean_curve(seeds: Sequence[list[dict]], **selection):

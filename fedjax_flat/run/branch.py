@@ -71,6 +71,7 @@ def begin(
         asked = _same_beginning(target, source, asked)
     if target.config_file.exists():
         return
+    source.check_is_one()
     old, new = source.config(), built.config
     source.check_imports(new)
     if not source.saved_rounds:

@@ -18,12 +18,12 @@ from fedjax_flat import debug, errors, experiment, memory
 from fedjax_flat.data import FederatedData, HostData
 from fedjax_flat.engine.feed import Feed
 from fedjax_flat.engine.round import RoundInfo, Traffic, TrainState, many_rounds, traffic
-from fedjax_flat.experiment import costs
+from fedjax_flat.experiment import costs, phases
 from fedjax_flat.run import branch, distributed, evaluation, flatness, metrics
 from fedjax_flat.run.checkpoint import Checkpoints, with_keys, without_keys
 from fedjax_flat.run.interrupt import stop_request
+from fedjax_flat.run.restore import load_run
 from fedjax_flat.run.run_folder import RunFolder
-from fedjax_flat.run.start import model_from
 
 logger = logging.getLogger("fedjax_flat")
 DISPATCH_SECONDS = 0.5  # how long a Ctrl-C may wait, beyond the round in flight
@@ -37,6 +37,8 @@ class Result:
     models: dict[str, Any]
     records: list[dict[str, Any]]
     stopped_by: int | None  # the signal that cut the run short
+    asked_to_stop: int | None = None  # the signal, though it came in the last round
+    phase: str = ""  # the last that was trained, of several
 
     def score(self, window: int, **selection) -> tuple[float, float, int]:
         """(mean, standard deviation, number of rounds) over the last `window` rounds."""
@@ -58,7 +60,7 @@ def train(
 
     With `start_from`, `RUN` or `RUN@ROUND`, a new run begins with a checkpoint of another
     (run/branch.py), up to which it would have been trained alike; with `init`, another run, with
-    its global model alone (run/start.py).
+    its global model alone (`hand_over`, experiment/phases.py).
     A run that began with other compiled kernels (ops/kernels.py) goes on only if that is allowed;
     with `fresh`, the run that is there is deleted first.
     """
@@ -79,7 +81,7 @@ def train(
         files = _Files(built, run, allow_other_kernels, fresh, init)
         stack.enter_context(files.explained())
         stack.enter_context(contextlib.closing(files))
-        start, state = files.restore(lambda: model_from(built, init, data_dir) if init else None)
+        start, state = files.restore(lambda: _start_of(built, init, data_dir))
         if start > config.rounds:
             raise errors.UsageError(
                 f"{run} is already at round {start}, past rounds = {config.rounds}. Raise rounds, "
@@ -106,7 +108,16 @@ def train(
         models=built.models(state),
         records=metrics.read(RunFolder(run).metrics_file),
         stopped_by=stopped_by,
+        asked_to_stop=stop.signal,
     )
+
+
+def _start_of(built: experiment.Experiment, init, data_dir) -> TrainState | None:
+    """The state in which another run leaves this one, if there is such a run."""
+    if init is None:
+        return None
+    before = load_run(init, data_dir)
+    return phases.hand_over(built, before.experiment, before.state, init)
 
 
 class _Files:
@@ -159,14 +170,14 @@ class _Files:
                 "a smaller model."
             ) from e
 
-    def restore(self, first: Callable[[], Any]) -> tuple[int, TrainState]:
-        """The newest checkpoint, or the state before the first round, of the model `first()`."""
+    def restore(self, first: Callable[[], TrainState | None]) -> tuple[int, TrainState]:
+        """The newest checkpoint, or the state before the first round: `first()`, if it is one."""
         like = self.built.init()
         restored = self.checkpoints.restore(like) if self.checkpoints else None
         start = int(distributed.from_primary(np.int32(-1 if restored is None else restored[0])))
         state = restored[1] if restored else like
-        if start < 0 and (model := first()) is not None:
-            state = self.built.init(model)
+        if start < 0 and (given := first()) is not None:
+            state = given
             if self.checkpoints:
                 self.checkpoints.save(0, state)  # whatever becomes of the run it is from
         if start >= 0 and jax.process_count() > 1:

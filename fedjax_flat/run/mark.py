@@ -27,12 +27,29 @@ _OURS = {
     "checkpoints": r"\d+|\d+\.orbax-checkpoint-tmp.*",
     "curvature": r"(.+_(lanczos|power)\d+(_float64)?|clients\d+_train\d+)\.(npz|json|png)|\.lock-.+"
                  + _PARTIAL,
-    "figures": r"(score|curvature|clients_.+)\.png" + _PARTIAL,
+    "figures": r"(score|curvature|temperature|clients_.+)\.png" + _PARTIAL,
     "imports": r"\d+_.+" + _PARTIAL,
     "landscape": r"(surface|plane|line)s?_.+\.(npz|json|png|html)|\.lock-.+" + _PARTIAL,
+    "probe": r".+_ridge.+\.json" + _PARTIAL,
     "robustness": r".+_severity\d_test\d+\.(json|png)" + _PARTIAL,
     "tensorboard": r"events\.out\..+",
 }
+# A phase's folder, which is a run folder of its own, with a mark of its own: 2_fedavg_head.
+_PHASE = r"\d+_[\w.+-]+"
+
+
+def phase_name(number: int, name: str) -> str:
+    """The folder of a phase, as a shell takes it without quotes."""
+    return f"{number}_{re.sub(r'[^A-Za-z0-9.+-]+', '_', name).strip('_')}"
+
+
+def phases(folder: pathlib.Path) -> list[pathlib.Path]:
+    """The folders of phases in a marked folder, in their order."""
+    if not is_marked(folder):
+        return []
+    found = [p for p in folder.iterdir() if re.fullmatch(_PHASE, p.name) and is_marked(p)
+             and not p.is_symlink()]
+    return sorted(found, key=lambda p: int(p.name.split("_")[0]))
 
 
 def is_marked(folder: pathlib.Path) -> bool:

@@ -4,7 +4,8 @@ Three kinds of record share their names. `split: cohort, model: local` is what c
 training; `split: test, model: global` (or another split, another model) is an evaluation, with
 loss, the task's score and what else it reports, or a measurement of curvature, with lambda_1. There
 `model: client 3` is the one with which client 3 ends the next round, `split: own` its own data, and
-`model: personal` all clients' own models, each on its own data.
+`model: personal` all clients' own models, each on its own data. Where the records of several phases
+are read as one (phases.py), each has its `phase` too.
 """
 
 import collections
@@ -151,13 +152,26 @@ def evaluated(records) -> list[tuple[str, str]]:
 
 
 def window_mean(records, window: int, **selection) -> tuple[float, float, int]:
-    """(mean, standard deviation, number) over the last `window` rounds: the reported number."""
+    """(mean, standard deviation, number) over the last `window` rounds: the reported number.
+
+    Of phases, over rounds of the last one that has such scores.
+    """
+    for phase in reversed(phase_ends(records)):
+        own = [r for r in records if r["phase"] == phase]
+        if len(curve(own, **selection)[0]):
+            records = own
+            break
     rounds, values = curve(records, **selection)
     if not len(rounds):
         wanted = ", ".join(f"{name} = {value}" for name, value in selection.items())
         raise errors.UsageError(f"there is no score to average in the metrics ({wanted}).")
     last = values[rounds > rounds.max() - window]
     return float(last.mean()), float(last.std()), len(last)
+
+
+def phase_ends(records) -> dict[str, int]:
+    """The last round of every phase, in their order; {} of a run without phases."""
+    return {r["phase"]: r["round"] for r in records if "phase" in r and r["split"] == "cohort"}
 
 
 def smoothed(values, decay: float):

@@ -52,6 +52,7 @@ def load_run(
     """Builds the experiment of a run folder and restores a checkpoint: the newest, or `round`'s."""
     folder = RunFolder(run)
     folder.check_path()
+    folder.check_is_one()
     config = folder.config()
     folder.check_imports(config, warn=True)
     built = experiment.build(config, data_dir)

@@ -12,6 +12,8 @@
     clients.jsonl      each client's score, loss and output norm, where models met clients' examples
     checkpoints/       the whole state at the newest rounds
     figures/           pictures
+    1_NAME/, 2_NAME/   of a run in phases (phases.py): a run folder for each; here, the settings of
+                       all, the environment and the figure
 
 Only checkpoints cannot be replaced. What else is lost or damaged is made again, from the mark's
 copy (mark.py) or from the config given, or is done without: with a warning, never silently.
@@ -22,6 +24,7 @@ import json
 import logging
 import os
 import pathlib
+import shutil
 import warnings
 
 import ml_collections
@@ -62,6 +65,19 @@ class RunFolder:
         self.checkpoints = self.path / "checkpoints"
         self.figures = self.path / "figures"
         self.imports = self.path / "imports"
+
+    @property
+    def phases(self) -> list["RunFolder"]:
+        """The folders of the phases that are here, in their order."""
+        return [RunFolder(path) for path in mark.phases(self.path)]
+
+    def check_is_one(self) -> None:
+        """Refuses a run in phases where one run is meant."""
+        if phases := self.phases:
+            raise errors.UsageError(
+                f"{self.path} is a run in phases: choose one of them, "
+                f"{', '.join(str(phase.path) for phase in phases)}."
+            )
 
     def check_path(self) -> None:
         """Refuses a path at which orbax and tensorstore would not find what they wrote."""
@@ -174,32 +190,35 @@ class RunFolder:
     ) -> None:
         """Marks the folder as ours, or checks that it belongs to this config and these clients."""
         with self.explained():
-            if self._is_new():
+            if self.is_new():
                 mark.write(self.path)
+                if not self.origin_file.exists():
+                    shutil.rmtree(self.checkpoints / "0", ignore_errors=True)  # see is_new
                 partition.save(self.partition_file)
                 if features:
                     text = json.dumps(features._asdict(), indent=2) + "\n"
                     write_atomically(self.features_file, text)
                 if init:
-                    write_atomically(self.init_file, json.dumps({"run": _whole(init)}) + "\n")
+                    write_atomically(self.init_file, json.dumps({"run": self._place(init)}) + "\n")
             else:
                 self._check_same(config, partition)
                 self.check_partition(partition)
                 self.check_features(features)
-                self._check_init(init)
+                self.check_init(init)
                 if not allow_other_kernels:
                     self.check_kernels()
             self.figures.mkdir(parents=True, exist_ok=True)
 
-    def record(self, config: ml_collections.ConfigDict, partition: Partition) -> None:
-        """Writes the settings and the environment of the run that starts now."""
+    def record(self, config: ml_collections.ConfigDict, partition: Partition | None) -> None:
+        """Writes the settings and the environment of the run, or of the phases, that start now."""
+        known = partition.content_hash if partition else ""
         with self.explained():
             for file, copy in self._copies(config):
                 write_atomically(copy, pathlib.Path(file).read_bytes())
             text = config_lib.to_json(config)
             write_atomically(self.config_file, text)
-            mark.write(self.path, partition=partition.content_hash, config=json.loads(text))
-            environment.record(self.environment_file, partition.content_hash, config.imports)
+            mark.write(self.path, partition=known, config=json.loads(text))
+            environment.record(self.environment_file, known, config.imports)
 
     @contextlib.contextmanager
     def in_use(self):
@@ -243,11 +262,12 @@ class RunFolder:
         size = sum(p.stat().st_size for n in newest for p in n.rglob("*") if p.is_file())
         return f" (a checkpoint takes {max(size / 1e6, 0.1):.1f} MB)" if newest else ""
 
-    def _is_new(self) -> bool:
+    def is_new(self) -> bool:
+        """Whether no run has begun here; refuses a folder that looks like one and is none."""
         if self.config_file.exists() or "config" in mark.read(self.path):
             return False
         if mark.is_marked(self.path):  # stopped before its settings were written, or they are lost
-            return self.origin_file.exists() or not self.saved_rounds
+            return self.origin_file.exists() or self.saved_rounds in ([], [0])
         found = mark.ours(self.path)
         if found:
             raise errors.UsageError(
@@ -323,9 +343,23 @@ class RunFolder:
             "or choose another folder with --run."
         )
 
-    def _check_init(self, init: str | os.PathLike | None) -> None:
-        began = self.init_file.exists() and json.loads(self.init_file.read_text())["run"]
-        if init and _whole(init) != began:
+    def init(self) -> pathlib.Path | None:
+        """The run with whose model this one began, if it did."""
+        if not self.init_file.exists():
+            return None
+        place = json.loads(self.init_file.read_text())["run"]
+        return pathlib.Path(os.path.abspath(self.path / place))
+
+    def _place(self, run: str | os.PathLike) -> str:
+        """Where a run is, as init.json says it: of the phase before, so that both can be moved."""
+        whole, here = pathlib.Path(os.path.abspath(run)), pathlib.Path(os.path.abspath(self.path))
+        phases = mark.phases(here.parent) if whole.parent == here.parent else []
+        return f"../{whole.name}" if whole in phases else str(whole)
+
+    def check_init(self, init: str | os.PathLike | None) -> None:
+        """Refuses another run to begin with than that with which this one began."""
+        began = self.init()
+        if init and pathlib.Path(os.path.abspath(init)) != began:
             raise errors.UsageError(
                 f"{self.path} began with {f'the model of {began}' if began else 'its own model'}, "
                 f"not with that of {init}: --init counts before the first round only. Leave it "
@@ -354,13 +388,23 @@ class RunFolder:
 
     def contents(self) -> str:
         """One line on what would be lost with this run."""
-        ours = [q for p in mark.ours(self.path) for q in (p, *p.rglob("*")) if q.is_file()]
-        rounds = self.saved_rounds
+        phases = self.phases
+        folders = [self.path, *(phase.path for phase in phases)]
+        ours = [q for f in folders for p in mark.ours(f) for q in (p, *p.rglob("*")) if q.is_file()]
+        rounds = (phases[-1] if phases else self).saved_rounds
         state = f"a run up to round {rounds[-1]}" if rounds else "a run without a checkpoint"
+        if phases:
+            state += f" of phase {phases[-1].path.name}"
         return f"{state} ({len(ours)} files)"
 
     def delete(self) -> None:
         """Removes the run, and only what belongs to it; who calls holds the lock (`in_use`)."""
+        for phase in self.phases:
+            with phase.in_use():
+                phase.delete()
+                if [p.name for p in phase.path.iterdir()] == [mark.LOCK]:
+                    (phase.path / mark.LOCK).unlink()
+                    phase.path.rmdir()
         left = mark.delete(self.path)
         if left:
             logger.warning("left in %s, as this program did not write it: %s", self.path,
@@ -380,6 +424,3 @@ def _check_name(path: str) -> None:
             "one of at most 255."
         )
 
-
-def _whole(run: str | os.PathLike) -> str:
-    return str(pathlib.Path(run).absolute())
