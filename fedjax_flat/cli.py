@@ -128,7 +128,8 @@ def _add_train(commands) -> None:
     train.add_argument(
         "--config",
         metavar="FILE",
-        help="config file (default: the one of the run folder); --config.NAME=VALUE overrides",
+        help="config file, or the folder of a run with the same settings (default: those of the run "
+        "folder); --config.NAME=VALUE overrides",
     )
     train.add_argument(
         "--import", dest="imports", action="append", default=[], metavar="FILE",

@@ -38,7 +38,8 @@ def train(args, rest: list[str]) -> int:
         return 128 + result.stopped_by if result.stopped_by else 0
     done = int(result.state.round)
     if result.stopped_by:
-        again = errors.printable(shlex.join(["fedjax-flat", "train", "--run", args.run]))
+        data = ["--data", args.data] if args.data else []
+        again = errors.printable(shlex.join(["fedjax-flat", "train", "--run", args.run, *data]))
         each = phase_configs(config)[result.phase] if result.phase else config
         where = f" in phase {result.phase}" if result.phase else ""
         print(f"Stopped{where} after round {done} of {each.rounds}, saved. To go on: {again}")

@@ -112,9 +112,21 @@ def line(found: Line, names: Sequence[str], path) -> pathlib.Path:
 
 
 def label(run: str | os.PathLike) -> str:
-    """A run's name as matplotlib shows it: not as mathematics, not hidden, not too long."""
-    name = errors.printable(pathlib.Path(run).name).replace("$", r"\$")
+    """A run's name as matplotlib shows it."""
+    return shown(pathlib.Path(run).name)
+
+
+def shown(name: str) -> str:
+    """A name as matplotlib shows it: not as mathematics, not hidden, not too long."""
+    name = errors.printable(name).replace("$", r"\$")
     return f" {name}"[name[:1] != "_":][:40]
+
+
+def legend_below(figure, axes, columns: int) -> None:
+    """The legend of some axes, below all of them, where it covers nothing."""
+    handles, names = axes.get_legend_handles_labels()
+    figure.legend(handles, names, loc="outside lower center", frameon=False,
+                  ncols=max(1, min(columns, len(names))))
 
 
 def shade(fraction: float):
