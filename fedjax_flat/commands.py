@@ -86,6 +86,16 @@ def compare(args, rest: list[str]) -> int:
     return 0
 
 
+def report(args, rest: list[str]) -> int:
+    """A page of runs."""
+    from fedjax_flat.report import tables
+    from fedjax_flat.report.page import report
+
+    refuse_unknown(rest)
+    print(tables.named("report", report(args.runs, args.out, data_dir=args.data)))
+    return 0
+
+
 def weigh(args, rest: list[str]) -> int:
     """What an update weighs by every codec."""
     from fedjax_flat.report.weight import weigh

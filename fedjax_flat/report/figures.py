@@ -87,7 +87,7 @@ def overview(
     for axes in (accuracy, spectrum):
         axes.spines[["top", "right"]].set_visible(False)
     pictures.draw_surfaces(
-        bottom.subplots(1, len(surfaces), subplot_kw={"projection": "3d"}), surfaces
+        bottom, bottom.subplots(1, len(surfaces), subplot_kw={"projection": "3d"}), surfaces
     )
     return pictures.save(figure, path)
 

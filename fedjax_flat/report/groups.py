@@ -39,7 +39,7 @@ class Run(NamedTuple):
     @property
     def seed(self) -> tuple:
         """Its seeds."""
-        return tuple(v for n, v in self.settings.items() if _is_seed(n))
+        return tuple(v for n, v in self.settings.items() if is_seed(n))
 
 
 class Group(NamedTuple):
@@ -88,7 +88,7 @@ def grouped(runs: Sequence[Run]) -> list[Group]:
 
 def identity(run: Run) -> str:
     """What seeds have in common: the settings, and those of the run from which they started."""
-    kept = {n: _without_seeds(v) for n, v in run.settings.items() if not _is_seed(n)
+    kept = {n: _without_seeds(v) for n, v in run.settings.items() if not is_seed(n)
             and (n in _COUNTS or not _is_free(n))}
     before = (run.folder.phases or [run.folder])[0].init()
     if before is not None:
@@ -105,7 +105,7 @@ def differences(groups: Sequence[Group]) -> dict[str, list[Any]]:
     all_names = dict.fromkeys(n for g in groups for n in g.runs[0].settings)
     found = {
         n: [g.runs[0].settings.get(n) for g in groups] for n in all_names
-        if not _is_seed(n) and (n in _COUNTS or not _is_free(n))
+        if not is_seed(n) and (n in _COUNTS or not _is_free(n))
     }
     return {n: values for n, values in found.items() if any(v != values[0] for v in values)}
 
@@ -162,7 +162,8 @@ def _repeated(names: Sequence[str]) -> set[str]:
     return {name for name, count in collections.Counter(names).items() if count > 1}
 
 
-def _is_seed(name: str) -> bool:
+def is_seed(name: str) -> bool:
+    """Whether a setting is one of chance alone."""
     return name.split(".")[-1] == "seed"
 
 
@@ -173,5 +174,5 @@ def _is_free(name: str) -> bool:
 def _without_seeds(value: Any) -> Any:
     """Also of phases, which have settings of their own."""
     if isinstance(value, Mapping):
-        return {n: _without_seeds(v) for n, v in value.items() if not _is_seed(n)}
+        return {n: _without_seeds(v) for n, v in value.items() if not is_seed(n)}
     return [_without_seeds(v) for v in value] if isinstance(value, list | tuple) else value

@@ -3,7 +3,7 @@
 import os
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -46,22 +46,43 @@ def spectrum(arrays: Mapping[str, np.ndarray], summary: Mapping[str, Any], path)
 def surface(grids: Mapping[str, Grid], path) -> pathlib.Path:
     """Surfaces of the loss side by side, on one scale, cut off at a common height."""
     figure, axes = new_figure(1, len(grids), (4.2 * len(grids), 3.8), projection="3d")
-    draw_surfaces(axes, grids)
+    draw_surfaces(figure, axes, grids)
     return save(figure, path)
 
 
-def draw_surfaces(axes, grids: Mapping[str, Grid]) -> None:
-    """One surface per axes."""
-    lowest = min(np.nanmin(g.loss) for g in grids.values())
-    highest = max(np.nanpercentile(g.loss, 90) for g in grids.values())
-    for ax, (label, grid) in zip(np.ravel(axes), grids.items(), strict=True):
+class Scale(NamedTuple):
+    """The heights between which losses are drawn, and what to say of those above."""
+
+    lowest: float
+    highest: float
+    said: str
+
+
+def scale_of(losses: Sequence[np.ndarray], percentile: float = 90) -> Scale:
+    """One scale for all; cut off where walls, a tenth of the points, would hide the valley."""
+    lowest = float(min(np.nanmin(x) for x in losses))
+    top = float(max(np.nanmax(x) for x in losses))
+    cut = float(max(np.nanpercentile(x, percentile) for x in losses))
+    if top - lowest <= 2 * (cut - lowest) or cut <= lowest:
+        return Scale(lowest, top, "")
+    return Scale(lowest, cut, f"Cut off at a loss of {cut:.3g}; the highest is {top:.3g}.")
+
+
+def draw_surfaces(figure, axes, grids: Mapping[str, Grid]) -> None:
+    """One surface per axes, on one scale of heights and colours."""
+    scale = scale_of([g.loss for g in grids.values()])
+    axes = np.ravel(axes)
+    for ax, (label, grid) in zip(axes, grids.items(), strict=True):
         x, y = np.meshgrid(grid.x, grid.y, indexing="ij")
-        ax.plot_surface(
-            x, y, np.minimum(grid.loss, highest), cmap="viridis", vmin=lowest, vmax=highest,
-            linewidth=0.1, edgecolor="k", rstride=1, cstride=1,
+        drawn = ax.plot_surface(
+            x, y, np.minimum(grid.loss, scale.highest), cmap="viridis", vmin=scale.lowest,
+            vmax=scale.highest, linewidth=0.1, edgecolor="k", rstride=1, cstride=1,
         )
-        ax.set(xlabel="x", ylabel="y", zlim=(lowest, highest))
-        ax.set_title(label, fontsize=10)
+        ax.set(xlabel="x", ylabel="y", zlabel="loss", zlim=(scale.lowest, scale.highest))
+        ax.set_title(shown(label), fontsize=10)
+    figure.colorbar(drawn, ax=list(axes), label="loss", shrink=0.6, pad=0.08)
+    if scale.said:
+        figure.supxlabel(scale.said, fontsize=8)
 
 
 def interactive(grid: Grid, path) -> pathlib.Path:
