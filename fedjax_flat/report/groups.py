@@ -76,9 +76,11 @@ def read(path: str | os.PathLike) -> Run:
 
 def grouped(runs: Sequence[Run]) -> list[Group]:
     """The runs by groups, in the order of their first; a folder that is given twice counts once."""
-    runs = list({os.path.abspath(run.path): run for run in reversed(runs)}.values())[::-1]
-    found: dict[Any, list[Run]] = {}
+    once: dict[str, Run] = {}
     for run in runs:
+        once.setdefault(os.path.abspath(run.path), run)
+    found: dict[Any, list[Run]] = {}
+    for run in once.values():
         what, again = identity(run), 0
         while any(run.seed == other.seed for other in found.get((what, again), ())):
             again += 1
@@ -128,11 +130,10 @@ def _names(groups: Sequence[Sequence[Run]]) -> list[str]:
     alone = unique_paths([group[0].path for group in groups])
     names = [_common_name([run.path for run in group]) if len(group) > 1 else short
              for group, short in zip(groups, alone, strict=True)]
-    if _repeated(names):
+    if twice := _repeated(names):
         values = differences([Group("", list(group)) for group in groups])
-        for i, name in enumerate(names):
-            if name in _repeated(names) and values:
-                names[i] = said({n: v[i] for n, v in values.items()})
+        names = [said({n: v[i] for n, v in values.items()}) if name in twice else name
+                 for i, name in enumerate(names)]
     twice = _repeated(names)
     return [short if name in twice or not name else name
             for name, short in zip(names, alone, strict=True)]

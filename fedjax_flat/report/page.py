@@ -17,8 +17,9 @@ import jinja2
 from markupsafe import Markup
 
 from fedjax_flat import disk, errors
-from fedjax_flat.report import charts, curves, groups, sections
+from fedjax_flat.report import charts, client_sections, curves, groups, sections
 from fedjax_flat.report.groups import Group
+from fedjax_flat.report.parts import Part
 from fedjax_flat.run import metrics
 from fedjax_flat.version import __version__
 
@@ -41,7 +42,7 @@ def report(
     chapters: list[dict[str, Any]] = []
     drawn: list[dict[str, Any]] = []
     for name, found in _by_task([groups.read(run) for run in runs]).items():
-        parts = [p for p in sections.parts(found, data_dir) if _has_content(p)]
+        parts = _parts(found, data_dir)
         chapters.append({"name": name, "groups": _legend(found), "parts": parts,
                          "id": f"c{len(chapters)}"})
         drawn += [chart.drawn for part in parts for chart in part.charts]
@@ -63,8 +64,16 @@ def _by_task(runs: Sequence[groups.Run]) -> dict[str, list[Group]]:
     return {name: groups.grouped(own) for name, own in found.items()}
 
 
-def _has_content(part: sections.Part) -> bool:
-    return bool(part.tables or part.charts or part.images or part.text)
+def _parts(found: Sequence[Group], data_dir: str | None) -> list[Part]:
+    """Everything there is to see of groups that can be compared."""
+    here, of_clients = sections, client_sections
+    made = [
+        here.results(found), here.what_was_run(found), here.scores(found), here.costs(found),
+        here.training(found), of_clients.classes(found), of_clients.clients(found),
+        of_clients.ownership(found, data_dir), here.flatness(found), here.landscapes(found),
+        here.pictures(found), here.phases(found), here.repeating(found),
+    ]
+    return [part for part in made if part.tables or part.charts or part.images or part.text]
 
 
 def _legend(found: Sequence[Group]) -> list[dict[str, Any]]:

@@ -83,7 +83,11 @@
       else if (!isIntersecting) letGo(target);
     }
   }, { rootMargin: "300px" });
-  places.forEach((place) => watcher.observe(place));
+  places.forEach((place) => {
+    if (place.getBoundingClientRect().top < innerHeight) draw(place);
+    watcher.observe(place);
+  });
+  document.documentElement.dataset.ready = Math.round(performance.now()); // milliseconds
 
   for (const button of document.querySelectorAll(".legend button")) {
     button.addEventListener("click", () => {
@@ -95,8 +99,12 @@
   }
   dark.addEventListener("change", again);
   addEventListener("beforeprint", () => {
+    document.documentElement.classList.add("printing");
     document.querySelectorAll("details").forEach((d) => { d.open = true; });
     places.forEach(draw);
   });
-  addEventListener("afterprint", again);
+  addEventListener("afterprint", () => {
+    document.documentElement.classList.remove("printing");
+    again();
+  });
 })();
