@@ -1,6 +1,7 @@
 """The demo: FedAvg, FedSAM, FedASAM and FedASAM + SWA with one class per client, three seeds.
 
 How accurate each becomes, and how flat: Hessian eigenvalues and loss surfaces of the last models.
+It ends with the report page, `report.html`.
 """
 
 import os
@@ -13,7 +14,7 @@ import ml_collections
 import numpy as np
 
 from fedjax_flat import curvature, errors, experiment, landscape
-from fedjax_flat.report import figures, tables
+from fedjax_flat.report import figures, page, results, tables
 from fedjax_flat.run.loop import train
 
 # label: (folder, client.sharpness, client.rho, server.average). The radii are the best of a few on
@@ -72,7 +73,11 @@ def demo(
         {label: o.surface for label, found in outcomes.items() for o in found if o.surface},
         pathlib.Path(run) / "figures" / "demo.png",
     )
-    print(f"\n{tables.named('figure', picture)}\n{tables.named('runs', run)}")
+    folders = [pathlib.Path(run) / f"{folder}_{seed}"
+               for folder, *_ in METHODS.values() for seed in seeds]
+    shown = page.report(folders, pathlib.Path(run) / "report.html")
+    print(f"\n{tables.named('figure', picture)}\n{tables.named('runs', run)}\n"
+          f"{tables.named('report', shown)}  (open it in a browser)")
     return 0
 
 

@@ -65,8 +65,10 @@ def by_round(
     A run without that axis is left out.
     """
     data: list[dict[str, Any]] = []
-    longest, ends = [], set()
+    longest: list[float] = []
+    ends: set[int] = set()
     for i, group in enumerate(groups):
+        in_phases = metrics.phase_ends(group.runs[0].records) if axis == "round" else {}
         for selection in select(group):
             rounds, mean, deviation = curves.mean_curve(group.records, **selection)
             x = curves.along(group.records, axis, rounds)
@@ -78,6 +80,7 @@ def by_round(
             chosen = curves.thin(mean)
             x, mean, deviation = x[chosen], mean[chosen], deviation[chosen]
             longest.append(float(x[-1]))
+            ends |= set(list(in_phases.values())[:-1])
             model = selection.get("model", "global")
             name = group.label + (f" ({model})" if len(dashes) > 1 and model != "local" else "")
             if len(group.runs) > 1 and not smooth:
@@ -89,8 +92,6 @@ def by_round(
                     "dash": dash_of(dashes, model) if model in dashes else "solid",
                 },
             })
-        if axis == "round":
-            ends |= set(list(metrics.phase_ends(group.runs[0].records).values())[:-1])
     if not data:
         return None
     wide = axis != "round" and max(longest) > 20 * min(longest) > 0

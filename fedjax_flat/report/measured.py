@@ -112,7 +112,7 @@ def surfaces(groups: Sequence[Group]) -> list[Chart]:
         axis = {"range": [scale.lowest, scale.highest], "title": {"text": "loss"}}
         layout = {"scene": {"zaxis": axis, "xaxis": {"title": {"text": "x"}},
                             "yaxis": {"title": {"text": "y"}}, "aspectmode": "cube",
-                            "camera": {"eye": {"x": 1.6, "y": 1.6, "z": 1.0}}}}
+                            "camera": {"eye": {"x": 1.8, "y": 1.8, "z": 1.0}}}}
         note = f"{_of(f)}, radius {f.what['radius']:g}, round {f.what['round']}."
         charts.append(Chart(f"{f.label}, {f.what['model']} model", [trace], layout,
                             f"{note} {scale.said}" if not i else note, "solid"))
@@ -134,7 +134,8 @@ def planes(groups: Sequence[Group]) -> list[Chart]:
         names = [_known(groups, run) for run in f.what["runs"]]
         marks = {"type": "scatter", "mode": "markers+text", "text": names, "hoverinfo": "text",
                  "x": numbers(places[:, 0]), "y": numbers(places[:, 1]),
-                 "textposition": "top center", "cliponaxis": False, "textfont": {"color": "white"},
+                 "textposition": "top center", "cliponaxis": False,
+                 "textfont": {"color": "white", "shadow": "0 0 3px #000"},
                  "marker": {"color": "white", "size": 9, "line": {"color": "black", "width": 1}}}
         layout = {"xaxis": {"title": {"text": "x"}, "constrain": "domain"},
                   "yaxis": {"title": {"text": "y"}, "scaleanchor": "x", "constrain": "domain"}}
@@ -193,7 +194,7 @@ def _known(groups: Sequence[Group], path: str) -> str:
     """The label of a run that an analysis names."""
     name = pathlib.Path(path).resolve()
     return next((g.label for g in groups for r in g.runs
-                 if pathlib.Path(r.path).resolve() == name), name.name)
+                 if pathlib.Path(r.path).resolve() == name), "/".join(name.parts[-2:]))
 
 
 def _named(f: Found) -> str:

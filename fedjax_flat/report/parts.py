@@ -67,5 +67,7 @@ def shown(value: Any) -> str:
     if value is None:
         return "–"
     if isinstance(value, list | tuple):
+        if value and all(isinstance(v, dict) and "name" in v for v in value):  # phases
+            return " → ".join(v["name"] for v in value)
         return ", ".join(map(shown, value)) if value else "none"
     return f"{value:g}" if isinstance(value, float) else str(value)

@@ -65,7 +65,9 @@
       trace.type === "scatter" || trace.type === "bar"
         ? { ...trace, visible: !hidden.has(key(place, trace)) } : trace);
     place.dataset.drawn = "yes";
-    return Plotly.react(place, traces, layoutOf(layout), config);
+    const printing = document.documentElement.classList.contains("printing");
+    const size = printing ? { width: place.clientWidth, height: place.clientHeight } : {};
+    return Plotly.react(place, traces, merged(layoutOf(layout), size), config);
   };
 
   const isDrawn = (place) => place.dataset.drawn === "yes";
