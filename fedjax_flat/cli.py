@@ -145,6 +145,8 @@ def _add_train(commands) -> None:
                        "datasets` says what to put there")
     train.add_argument("--init", metavar="RUN", help="start from the global model of another run; "
                        "of one on features, from its classifier")
+    train.add_argument("--oll", action="store_true", help="prune each client's head to its own "
+                       "labels (algorithm.name + oll; of phases, in the last)")
     train.add_argument("--fresh", action="store_true", help="delete the run in the folder first")
     train.add_argument("--yes", action="store_true", help="with --fresh: do not ask, delete")
     train.add_argument("--coordinator", metavar="HOST:PORT", help="several processes: where they "

@@ -27,6 +27,8 @@ def train(args, rest: list[str]) -> int:
     config = load_config(
         args.config, rest, folder if begun else named(args.start_from)[0], args.imports
     )
+    if args.oll:
+        _add_oll(config)
     validate(config)
     if args.fresh and distributed.is_primary() and folder.can_be_deleted():
         _confirm_deletion(folder, args.yes)
@@ -48,6 +50,16 @@ def train(args, rest: list[str]) -> int:
     return 0
 
 
+def _add_oll(config) -> None:
+    with_oll = lambda name: name if "oll" in name.split("+") else f"{name}+oll"
+    if config.phases:
+        *first, last = config.phases
+        name = with_oll(last.get("algorithm.name", config.algorithm.name))
+        config.phases = (*first, {**last, "algorithm.name": name})
+    else:
+        config.algorithm.name = with_oll(config.algorithm.name)
+
+
 def _print_summary(run: str, config, result) -> None:
     from fedjax_flat.experiment import phase_configs
     from fedjax_flat.report import figures, pictures, tables
@@ -58,6 +70,8 @@ def _print_summary(run: str, config, result) -> None:
         config = phase_configs(config)[result.phase]
         for split in config.eval.splits:
             print(f"{by_phase([run], split)}\n")
+        if any(r["split"] == "local_test" for r in result.records):
+            print(f"{by_phase([run], 'local_test', 'personal')}\n")
     rows = []
     for model, split in metrics.evaluated(result.records):
         mean, deviation, count = result.score(config.eval.window, split=split, model=model)

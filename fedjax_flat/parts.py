@@ -50,12 +50,15 @@ def head(name: str) -> bool:
 
 
 def named(text: str) -> Part | None:
-    """The part that a setting names: none, head, features (all but the head), or by patterns.
+    """The part that a setting names: none, all, head, features (all but the head), or by patterns.
 
     Patterns of leaves' names are separated by commas: `params/stem/*,params/b0*`.
     """
     if "/" not in text and "*" not in text:
-        known = {"none": None, "head": head, "features": lambda name: not head(name)}
+        known = {
+            "none": None, "all": lambda name: True, "head": head,
+            "features": lambda name: not head(name),
+        }
         return errors.lookup("part of a model", text, known)
     patterns = text.split(",")
     return lambda name: any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)

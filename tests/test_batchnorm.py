@@ -185,14 +185,10 @@ def test_statistics_meet_no_adaptive_server_optimiser():
     assert max(jax.tree.leaves(gap)) > 1e-3
 
 
-@pytest.mark.parametrize(
-    ("own", "message"),
-    [(lambda name: True, "owns everything"), (lambda name: False, "owns nothing")],
-)
-def test_a_part_that_is_none(own, message):
+def test_a_part_that_is_none():
     p = problem((4,))
-    algorithm = ff.algorithms.personal(p.fedavg(), own)
-    with pytest.raises(ff.UsageError, match=message):
+    algorithm = ff.algorithms.personal(p.fedavg(), lambda name: False)
+    with pytest.raises(ff.UsageError, match=r"owns nothing.*It has params/"):
         algorithm.init(p.variables, 1)
 
 

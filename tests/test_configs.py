@@ -22,7 +22,7 @@ fedgloss = fedgloss_file["get_config"]
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("*.py")), ids=lambda p: p.name)
 def test_every_file_is_valid_as_it_is(path):
     module = runpy.run_path(str(path))
-    config_lib.validate(module["get_config"]())
+    ff.validate(module["get_config"]())
     assert "fedjax-flat train --config configs/" + path.name in module["__doc__"]
 
 
@@ -379,3 +379,75 @@ def test_phases_of_the_fed3r_tables(options, expected):
 def test_wrong_options_of_fed3r(options, sentence):
     with pytest.raises(ff.UsageError, match=sentence):
         fed3r(options)
+
+
+personal_file = runpy.run_path(str(FOLDER / "personal.py"))
+personal = personal_file["get_config"]
+
+
+PARTIAL = [f"+{m}({p})" for m in personal_file["PARTIAL"] for p in ("head", "features")]
+FULL = [f"+fp({p})" for p in ("head", "features", "all")]
+
+
+@pytest.mark.parametrize(
+    ("data", "firsts", "thirds", "lasts"),
+    [("cifar100", ["fed3r", "fed3r+fedavg"], ["", PARTIAL[1]], ["", FULL[0]]),
+     *(pytest.param(
+         data, ["fedavg", "fed3r", "fed3r+fedavg", "fed3r+fedavg(features)"], ["", *PARTIAL],
+         ["", *FULL], marks=pytest.mark.slow, id=f"all of {data}",
+     ) for data in personal_file["DATA"])],
+)
+def test_every_row_of_the_personalisation_tables(data, firsts, thirds, lasts):
+    """Classifier, fine-tuning, partial and full personalisation, each with and without."""
+    seen = set()
+    for first, third, last in itertools.product(firsts, thirds, lasts):
+        c = personal(f"{data},phases={first}{third}{last},weights=w.npz")
+        configs = ff.phase_configs(c) if c.phases else {first: c}
+        names = f"{first}{third}{last}".split("+")
+        assert list(configs) == names
+        for name, each in configs.items():
+            assert each.data.local_test == 0.45
+            if name != "fed3r":
+                assert each.client.learning_rate == (0.01 if "fed3r" in names else 0.1)
+                assert each.task.temperature == (0.1 if "fed3r" in names else 1.0)
+            heads_so_far = all(n in ("fed3r", "fp(head)") for n in names[: names.index(name) + 1])
+            assert each.data.features == heads_so_far
+        if last:
+            kept = configs[last[1:]].algorithm.fp.keep
+            assert kept == (third.partition("(")[2].strip(")") or "none")
+        seen.add(config_lib.to_json(c))
+    assert len(seen) == len(firsts) * len(thirds) * len(lasts)
+
+
+@pytest.mark.parametrize(
+    ("options", "phase", "expected"),
+    [
+        ("phases=fed3r+fp(head),oll", "fp(head)",
+         {"algorithm.name": "fp+oll", "client.learning_rate": pytest.approx(0.001),
+          "client.epochs": 25, "cohort.sampling": "once", "rounds": 10, "data.closed": True}),
+        ("phases=fedavg+fp(all),oll", "fp(all)", {"client.learning_rate": pytest.approx(0.01)}),
+        ("phases=fedavg+fp(all),ditto=0.1,curve", "fp(all)",
+         {"algorithm.fp.ditto": 0.1, "rounds": 250, "client.epochs": 1, "eval.absent": 4}),
+        ("landmarks", "fed3r", {"rounds": 83, "partition.min_size": 50}),
+        ("inaturalist,ft=1000", "fedavg",
+         {"rounds": 1000, "client.epochs": 5, "client.batch_size": 64, "data.split": "geo_100"}),
+        ("", "fedsim(head)", {"rounds": 1000, "algorithm.fedsim.own": "head"}),
+    ],
+)
+def test_settings_of_the_personalisation_tables(options, phase, expected):
+    flat = config_lib.flatten(ff.phase_configs(personal(options))[phase])
+    assert {name: flat[name] for name in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ("cifar10", "data = 'cifar10': expected one of cifar100"),
+        ("phases=fed3r+fedavg,oll", "expected fp among them"),
+        ("phases=fed3r+fedsim", r"phase fedsim: expected what stays with clients, fedsim\(head\)"),
+        ("phases=fed3r+fedsin(head)", "unknown phase 'fedsin'.*Did you mean 'fedsim'"),
+    ],
+)
+def test_wrong_options_of_personalisation(options, sentence):
+    with pytest.raises(ff.UsageError, match=sentence):
+        personal(options)

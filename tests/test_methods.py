@@ -14,10 +14,10 @@ from fedjax_flat.testing import COHORT, SIZES
 # Of a model with normalisation, which the problem here has not: test_batchnorm.py.
 # Of one with images in it, without a global model, with examples on the server: test_teachers.py.
 # Closed forms, which do not stay where the gradient is zero: test_fed3r.py. Under a clock:
-# test_clock.py.
+# test_clock.py. Of clients with models of their own: test_personal.py.
 ELSEWHERE = {
     "fedbn", "silobn", "fedfa", "feddistill", "feddf", "fed3r", "fed3r_rf", "fedncm",
-    "fedasync", "fedbuff",
+    "fedasync", "fedbuff", "fedsim", "fedalt", "pfedme", "fp", "oll",
 }
 NAMES = [name for name in METHODS if name not in ELSEWHERE]
 

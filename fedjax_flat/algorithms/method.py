@@ -45,7 +45,7 @@ class Method(NamedTuple):
     gradients: int = 1  # per local step, before SAM or ASAM doubles them
     optimizer: str = "any"  # on the server: any, one by name, or `own`: none can be chosen
     client_optimizer: str = "any"  # or `sgd`, where equations count on its steps
-    sharpness: str = "any"  # on clients: any, sam or asam (if none is chosen), `own`, `no steps`
+    sharpness: str = "any"  # on clients: any, sam, asam (if none is chosen), own, none, `no steps`
     add: Callable[[Mapping[str, Any]], Addition] | None = None  # instead of make: goes with others
     unlabelled: bool = False  # the server learns from data.unlabelled
     weighs: bool = True  # whether clients count by algorithm.weighting, and wire.* encodes uploads

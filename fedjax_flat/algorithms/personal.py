@@ -3,12 +3,14 @@
 `own` is a predicate on the names of a model's leaves (parts.py). A client keeps those between its
 rounds, starting from the initial model's; it trains the whole model, with its own part merged into
 whatever the server sent; and its upload says that nothing changed there, so that no server step, no
-dual and no momentum ever moves a leaf that is not shared.
+dual and no momentum ever moves a leaf that is not shared. Where everything stays, clients train by
+themselves.
 """
 
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
 from fedjax_flat import errors, parts
 from fedjax_flat.algorithms.base import Algorithm, Exchange
@@ -26,12 +28,12 @@ def personal(algorithm: Algorithm, own: parts.Part) -> Algorithm:
 
     def init(variables, num_clients):
         server, client = algorithm.init(variables, num_clients)
-        kept, every = parts.take(variables, own), parts.take(variables, lambda name: True)
-        if not kept or len(kept) == len(every):
-            what = "everything: nothing is left to share" if kept else "nothing: nothing stays"
+        kept = parts.take(variables, own)
+        if not kept:
+            every = list(parts.take(variables, lambda name: True))
             raise errors.UsageError(
-                f"a personal part that owns {what} with a client. The model has "
-                f"{', '.join(list(every)[:4])}{', ...' if len(every) > 4 else ''}."
+                "a personal part that owns nothing: no leaf of the model would stay with a client. "
+                f"It has {', '.join(every[:4])}{', ...' if len(every) > 4 else ''}."
             )
         return server, PersonalState(client, kept)
 
@@ -61,3 +63,25 @@ def _kept(part: Exchange, own: parts.Part) -> Exchange:
         address=address and (lambda common, state, client: address(common, state.inner, client)),
         own=lambda name: own(name) or bool(part.own and part.own(name)),
     )
+
+
+def owned(clients: Any) -> dict[str, Any]:
+    """What clients own, by name, in the state of all of them or of one."""
+    found: dict[str, Any] = {}
+    for x in jax.tree.leaves(clients, is_leaf=lambda x: isinstance(x, PersonalState)):
+        if isinstance(x, PersonalState):
+            found |= owned(x.inner) | x.own
+    return found
+
+
+def with_owned(clients: Any, own: dict[str, Any]) -> Any:
+    """The state with these own parts, wherever it has leaves of their names."""
+
+    def one(path, leaf):
+        name = getattr(path[-1], "key", None)
+        if name not in own:
+            return leaf
+        # A buffer of its own: state is donated, and may have a part in two places.
+        return jax.device_put(np.array(own[name]), leaf.sharding)
+
+    return jax.tree_util.tree_map_with_path(one, clients)

@@ -16,6 +16,11 @@ def proximal(mu: float) -> optax.GradientTransformationExtraArgs:
     return _stateless(lambda g, w, anchor, grad_fn: g + mu * (w - anchor))
 
 
+def toward(target: Any, strength: float) -> optax.GradientTransformationExtraArgs:
+    """g + strength (w - target): the same pull to a model that is not the anchor."""
+    return _stateless(lambda g, w, anchor, grad_fn, t: g + strength * (w - t), target)
+
+
 def shifted(correction: Any) -> optax.GradientTransformationExtraArgs:
     """g + correction."""
     return _stateless(lambda g, w, anchor, grad_fn, c: g + c, correction)

@@ -45,6 +45,7 @@ class ClientData(struct.PyTreeNode):
     brought: Any = struct.field(default_factory=dict)  # by the message or kept, for terms; by name
     shift: Any = struct.field(pytree_node=False, default=None)  # see shift.Shift
     gathered: bool = struct.field(pytree_node=False, default=False)  # examples stand as indices do
+    classes: Any = None  # of a client whose head has only its own classes: which they are
 
     @property
     def in_group(self) -> int:
@@ -76,6 +77,7 @@ class FederatedData(struct.PyTreeNode):
     present: Any = None  # the clients, ascending, that offsets and sizes are of; None for all
     unlabelled: Any = None  # inputs of examples that the server has
     shift: Any = struct.field(pytree_node=False, default=None)  # how each client sees its examples
+    classes: Any = None  # (clients, classes), where heads have only a client's own: which it has
 
     @property
     def num_clients(self) -> int:
@@ -105,15 +107,23 @@ class FederatedData(struct.PyTreeNode):
         size: Any = self.max_size if self.equal_sizes else self.sizes[row]
         if mask is not None:
             size = jnp.where(mask, size, 0)
-        return ClientData(*shared, self.offsets[row], size, self.max_size, **self._how)
+        classes = None if self.classes is None else self.classes[k]
+        return ClientData(
+            *shared, self.offsets[row], size, self.max_size, classes=classes, **self._how
+        )
 
     @property
     def _how(self) -> dict[str, Any]:
         return {"shift": self.shift, "gathered": self.present is not None}
 
 
-def federate(examples: Examples, partition: Partition, *, shift: Any = None) -> FederatedData:
-    """Puts examples and ownership on the device; each client sees its own through `shift`."""
+def federate(
+    examples: Examples, partition: Partition, *, shift: Any = None, classes: Any = None
+) -> FederatedData:
+    """Puts examples and ownership on the device; each client sees its own through `shift`.
+
+    `classes` says which ones each client has, (clients, classes), where heads are pruned to them.
+    """
     partition.check(count_of(examples))
     sizes = partition.sizes
     put = lambda x, dtype: jax.device_put(np.asarray(x, dtype))
@@ -125,6 +135,7 @@ def federate(examples: Examples, partition: Partition, *, shift: Any = None) -> 
         max_size=int(sizes.max()),
         equal_sizes=bool(sizes.min() == sizes.max()),
         shift=shift,
+        classes=None if classes is None else put(classes, bool),
     )
 
 

@@ -29,6 +29,7 @@ class HostData:
     groups: np.ndarray | None = None  # as in FederatedData
     shift: Any = None
     unlabelled: Any = None  # on the device, as in FederatedData
+    classes: Any = None  # as in FederatedData
 
     def __post_init__(self):
         self.partition.check(count_of(self.examples))
@@ -85,6 +86,7 @@ class HostData:
             shift=self.shift,
             present=jax.device_put(padded(clients, NOBODY)),
             unlabelled=self.unlabelled,
+            classes=None if self.classes is None else jax.device_put(self.classes),
         )
 
 

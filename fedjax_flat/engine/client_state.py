@@ -29,7 +29,7 @@ def choose(option: str, row: Any, num_clients: int, memory: Memory) -> str:
 def stacked(row: Any, num_clients: int, where: str = "device") -> Any:
     """`num_clients` copies of one client's state."""
     if where == "device":
-        return jax.tree.map(lambda x: jnp.repeat(x[None], num_clients, axis=0), row)
+        return jax.tree.map(lambda x: jnp.broadcast_to(x, (num_clients, *x.shape)), row)
     copies = lambda x: np.broadcast_to(np.asarray(x), (num_clients, *x.shape))
     return jax.tree.map(lambda x: jax.device_put(copies(x), HOST), row)
 

@@ -23,7 +23,7 @@ from fedjax_flat.data import (
 from fedjax_flat.engine import client_state
 from fedjax_flat.engine.cohort import CohortMap, cohort_map
 from fedjax_flat.models import Variables
-from fedjax_flat.tasks import Sums, Task
+from fedjax_flat.tasks import Sums, Task, among, restricted
 from fedjax_flat.tasks.base import masked_sum
 
 
@@ -103,7 +103,8 @@ def personal_evaluator(
 ) -> Callable[[Any, Any, FederatedData, jax.Array], Sums]:
     """`evaluate(server, states, data, chosen)`: of these clients, each one's own model, stacked.
 
-    A number below 0 stands for no client.
+    A number below 0 stands for no client. Where data say which classes clients have, those are the
+    ones that a client's own model tells apart.
     """
     clients = clients or cohort_map("map")
     the_model: Any = lambda model, state: model
@@ -116,11 +117,55 @@ def personal_evaluator(
             k = jnp.where(mask, k, 0)
             variables = model_of(server, client_state.row(states, k))
             own = data.client(k, mask)
-            return (), over(lambda batch: _observed(task, variables, batch), own, batch_size)
+            pruned = algorithm is not None and own.classes is not None
+            here = restricted(task, own.classes) if pruned else task
+            return (), over(lambda batch: _observed(here, variables, batch), own, batch_size)
 
         count = chosen.shape[0]
         members = jnp.pad(chosen, (0, -count % clients.multiple), constant_values=-1)
         sums = clients.run(work, (server, states, data), members)[1]
         return jax.tree.map(lambda x: x[:count], sums)
+
+    return evaluate
+
+
+def class_evaluator(
+    task: Task, algorithm: Algorithm, batch_size: int, clients: CohortMap | None = None
+) -> Callable[[Any, Any, FederatedData, jax.Array, Examples], Sums]:
+    """`evaluate(server, states, data, chosen, examples)`: these clients' models on all of them.
+
+    Stacked over clients: the task's sums, and of each class how many there are and how many of
+    them the model gets right.
+    """
+    clients = clients or cohort_map("map")
+    model_of = algorithm.personal
+    assert model_of
+
+    def evaluate(server, states, data: FederatedData, chosen: jax.Array, examples: Examples):
+        def work(shared, k):
+            server, states, data, everything = shared
+            variables = model_of(server, client_state.row(states, k))
+            classes = data.client(k).classes
+            here = task if classes is None else restricted(task, classes)
+
+            def of_batch(stored):
+                batch = task.prepare(stored, None)
+                outputs = task.forward(variables, batch, None)
+                logits = outputs.logits if classes is None else among(outputs.logits, classes)
+                right = jnp.argmax(logits, axis=-1).astype(batch.labels.dtype) == batch.labels
+                each = jax.nn.one_hot(batch.labels, logits.shape[-1], dtype=jnp.float32)
+                times = lambda mask: each * mask.astype(jnp.float32).reshape(-1, 1)
+                return {
+                    "sums": here.measure(outputs, batch),
+                    "examples": jnp.sum(times(batch.mask), axis=0),
+                    "right": jnp.sum(times(batch.mask & right), axis=0),
+                }
+
+            return (), over(of_batch, everything, batch_size)
+
+        count = chosen.shape[0]
+        members = jnp.pad(chosen, (0, -count % clients.multiple))
+        found = clients.run(work, (server, states, data, whole(examples)), members)[1]
+        return jax.tree.map(lambda x: x[:count], found)
 
     return evaluate

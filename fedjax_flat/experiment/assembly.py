@@ -16,9 +16,19 @@ from fedjax_flat.algorithms import Algorithm
 from fedjax_flat.data import Dataset, Examples, FederatedData, HostData, Partition
 from fedjax_flat.data import shift as shift_lib
 from fedjax_flat.data.partition import follow_owners, hold_out, local_split
+<<<<<<< HEAD
 from fedjax_flat.engine import client_state, cohort
 from fedjax_flat.engine.clock import arrivals
 from fedjax_flat.engine.evaluate import evaluator, in_blocks, personal_evaluator
+=======
+from fedjax_flat.engine import client_state, cohort, sampling
+from fedjax_flat.engine.evaluate import (
+    class_evaluator,
+    evaluator,
+    in_blocks,
+    personal_evaluator,
+)
+>>>>>>> personal
 from fedjax_flat.engine.round import (
     Averages,
     CohortOf,
@@ -70,6 +80,8 @@ class Experiment:
     evaluate: Callable[..., Sums]
     evaluate_clients: Callable[..., Sums]  # see engine.evaluate.personal_evaluator
     evaluate_personal: Callable[..., Sums] | None
+    evaluate_classes: Callable[..., Any] | None  # see engine.evaluate.class_evaluator
+    classes: np.ndarray | None  # (clients, classes): who trains on which, where that is asked
     local_models: Callable[..., Any]  # see engine.round.local_models
     features: features.Features | None  # of what, where they are the examples
     network: Network  # of features too: what they are by
@@ -157,6 +169,8 @@ def build(
     one = data_lib.whole(jax.tree.map(lambda x: x[:1], dataset.train))
     algorithm = method.build_algorithm(config, task, one)
     averages = method.build_averages(config)
+    classes = local_classes(config, dataset, shares, algorithm)
+    pruned = classes if usage.prunes(config) else None
     strategy = "map" if config.debug else config.cohort.strategy  # one client's values at a time
     over = cohort.cohort_map(strategy, chunk=config.cohort.chunk, devices=config.cohort.devices)
     if len(config.submodel.tiers) > 1 and ("vmap" in over.name or "chunked" in over.name):
@@ -169,7 +183,7 @@ def build(
     algorithm = method.by_the_clock(config, algorithm, clock, flights, cohort_of)
     method.account(config, partition.num_clients)
     batches = over if over.mesh else cohort.cohort_map("map")
-    data = place_data(config.data.placement, dataset.train, shares.train, over, shift)
+    data = place_data(config.data.placement, dataset.train, shares.train, over, shift, pruned)
     if shares.unlabelled is not None:
         inputs = jax.tree.map(lambda x: np.asarray(x)[shares.unlabelled], dataset.train.inputs)
         data = dataclasses.replace(data, unlabelled=over.replicate(data_lib.on_device(inputs)))
@@ -178,7 +192,7 @@ def build(
         tested, own = shares.local_test
         after = 0 if tested is dataset.train else data_lib.count_of(dataset.train)
         look = shift_lib.evaluated(shift, after)
-        local_test = place_data(config.data.placement, tested, own, over, look)
+        local_test = place_data(config.data.placement, tested, own, over, look, pruned)
     seen = shift_lib.seen(shift, dataset, partition)
     splits = build_splits(config, seen, data, shares.validation, over)
     cosine = config.metrics.cosine
@@ -204,6 +218,10 @@ def build(
         ),
         evaluate_clients=by_client(None),
         evaluate_personal=by_client(algorithm) if algorithm.personal else None,
+        evaluate_classes=jax.jit(
+            class_evaluator(task, algorithm, config.eval.batch_size, batches)
+        ) if config.eval.absent else None,
+        classes=classes,
         local_models=jax.jit(local_models(algorithm, over)),
         features=featured,
         network=network,
@@ -223,7 +241,8 @@ def divide(config: ml_collections.ConfigDict, dataset: Dataset, partition: Parti
     """Each client's part to train on, to validate and to test on."""
     local_test = None
     if config.data.local_test:
-        partition, test = local_split(partition, config.data.local_test)
+        closed = dataset.train.labels if config.data.closed else None
+        partition, test = local_split(partition, config.data.local_test, closed=closed)
         local_test = dataset.train, test
     elif config.partition.name == "natural" and dataset.test_owners is not None:
         test = follow_owners(partition, dataset.owners, dataset.test_owners)
@@ -339,13 +358,53 @@ def build_splits(
     return {name: errors.lookup("split", name, make)() for name in {"train", *config.eval.splits}}
 
 
-def place_data(placement: str, examples: Examples, partition: Partition, over, shift) -> Any:
+def local_classes(
+    config: ml_collections.ConfigDict, dataset: Dataset, shares: Shares, algorithm: Algorithm
+) -> np.ndarray | None:
+    """Which classes each client trains on, where heads are pruned to them or tests ask."""
+    if config.eval.absent and not algorithm.personal:
+        raise errors.UsageError(
+            f"config.eval.absent = {config.eval.absent} would change nothing: clients have no "
+            f"models of their own under {config.algorithm.name}. Leave it out."
+        )
+    if not (config.eval.absent or usage.prunes(config)):
+        return None
+    count = lambda examples, partition: data_lib.class_counts(
+        partition, np.asarray(examples.labels), dataset.num_classes
+    )
+    has = count(dataset.train, shares.train) > 0
+    if not usage.prunes(config):
+        return has
+    if (empty := np.flatnonzero(~has.any(axis=1))).size:
+        raise errors.UsageError(
+            f"oll: client {empty[0]} has no examples to train on, so no labels to which its head "
+            f"could be pruned ({empty.size} such clients). Leave them out, e.g. with "
+            "partition.min_size."
+        )
+    if shares.local_test:
+        outside = np.argwhere((count(*shares.local_test) > 0) & ~has)
+        if outside.size:
+            client, label = outside[0]
+            raise errors.UsageError(
+                f"oll: client {client} is tested on class {label}, which it does not train on "
+                f"({len(outside)} such classes of {len(np.unique(outside[:, 0]))} clients): its "
+                "pruned head can never be right there. Expected tests of classes that are trained "
+                "on: data.closed=True."
+            )
+    return has
+
+
+def place_data(
+    placement: str, examples: Examples, partition: Partition, over, shift, classes=None
+) -> Any:
     """Clients' examples on the device if they fit, or a cohort at a time from the host."""
     if placement == "auto":
         placement = "device" if memory.fits(examples) else "host"
     if placement == "device":
-        return over.replicate(data_lib.federate(examples, partition, shift=shift))
-    return HostData(examples, partition, shift=shift)
+        return over.replicate(
+            data_lib.federate(examples, partition, shift=shift, classes=classes)
+        )
+    return HostData(examples, partition, shift=shift, classes=classes)
 
 
 def build_shift(

@@ -92,6 +92,10 @@ SETTINGS: dict[str, Setting] = {
     "data.local_test": Setting(
         0.0, "share of each client's train examples that are its own test examples", **_SHARE
     ),
+    "data.closed": Setting(
+        False, "local test examples are of classes that the client trains on: where all of a class "
+        "would be tests, one is not"
+    ),
     "data.rdn": Setting(
         False, "train images are normalised as a client at random has them, others as their own"
     ),
@@ -230,6 +234,10 @@ SETTINGS: dict[str, Setting] = {
     "eval.splits": Setting(("test",)),
     "eval.clients": Setting(
         False, "every model on each client's examples too: fairness.*, clients.jsonl"
+    ),
+    "eval.absent": Setting(
+        0, "personal models of so many clients on the test split too, for their accuracy of "
+        "classes that they have and lack; -1 is all", at_least=-1,
     ),
     "eval.batch_size": Setting(500, at_least=1),
 

@@ -16,8 +16,9 @@ same in all phases. And `data.features` go with the network as the config starts
 have them after a phase that had not: there `client.frozen=features`, or a closed form as it is,
 runs the network that was trained.
 
-A closed form after trained phases makes a new classifier for their features. After a phase in which
-clients have own parts, every other phase starts from what the server has.
+A closed form after trained phases makes a new classifier for their features. Own parts of clients
+go on from phase to phase as long as clients have any; a phase without starts from what the server
+has.
 """
 
 import itertools
@@ -28,9 +29,11 @@ from typing import Any, TypeAlias
 
 import jax
 import ml_collections
+import numpy as np
 
 from fedjax_flat import errors, parts, rng
-from fedjax_flat.data import SOURCES
+from fedjax_flat.algorithms.personal import owned, with_owned
+from fedjax_flat.data import SOURCES, Partition
 from fedjax_flat.engine.round import TrainState
 from fedjax_flat.experiment import config as config_lib
 from fedjax_flat.experiment import usage
@@ -42,7 +45,7 @@ Config: TypeAlias = ml_collections.ConfigDict
 # Who the clients are, and what they have.
 COMMON = (
     "phases", "imports", "data.name", "data.validation", "data.validation_from", "data.unlabelled",
-    "data.imbalance", "data.local_test", "partition.",
+    "data.imbalance", "data.local_test", "data.closed", "partition.",
 )
 
 
@@ -130,10 +133,30 @@ def hand_over(
 
     Its model is the global model of `ended`: all of it, if that trained the whole network; the
     classifier, if it was trained on features and the network here is the one they are of, as the
-    digest of its weights says. All else is as at the start of any run: round 0, the key of
-    `config.seed`, fresh optimisers, averages and client state.
+    digest of its weights says. Where clients have own parts in both, they go on with theirs. All
+    else is as at the start of any run: round 0, the key of `config.seed`, fresh optimisers,
+    averages and client state.
     """
-    return built.init(_model(built, before, before.models(ended)["global"], run))
+    state = built.init(_model(built, before, before.models(ended)["global"], run))
+    ours, theirs = owned(state.clients), owned(ended.clients)
+    if not (ours and theirs):
+        return state
+    if lost := sorted(theirs.keys() - ours.keys()):
+        raise errors.UsageError(
+            f"cannot start from {run}: its clients have their own {lost[0]} ({len(lost)} such), "
+            f"which {built.config.algorithm.name} here would take from the server. Expected them "
+            "among clients' own parts: name them in algorithm.fp.keep, or in the method's own."
+        )
+    if not _same(built.partition, before.partition):
+        raise errors.UsageError(
+            f"cannot start from {run}: its clients have own parts, and they are not those here. "
+            "Expected the same data and partition.*."
+        )
+    return state._replace(clients=with_owned(state.clients, theirs))
+
+
+def _same(a: Partition, b: Partition) -> bool:
+    return np.array_equal(a.indices, b.indices) and np.array_equal(a.offsets, b.offsets)
 
 
 def _model(built: Experiment, before: Experiment, model: Variables, run: Any) -> Variables:

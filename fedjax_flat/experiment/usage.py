@@ -113,6 +113,11 @@ def random_features(config: Config) -> int:
     return config.model.random.features or (5000 if named else 0)
 
 
+def prunes(config: Config) -> bool:
+    """Whether clients' heads have their own labels only."""
+    return any(m.name == "oll" for m in methods_of(config)[1])
+
+
 def _takes_steps(c: Config) -> bool:
     return method_of(c).sharpness != "no steps"
 
@@ -200,6 +205,8 @@ _RULES: list[tuple[tuple[str, ...], Callable[[Config], bool], str]] = [
     (("curvature.",), lambda c: c.curvature.every > 0, "curvature.every is 0"),
     (("model.groups",), _group_normed, "it is of GroupNorm, and model.norm is not group"),
     (("data.unlabelled",), lambda c: method_of(c).unlabelled, "{method} does not learn from it"),
+    (("eval.absent",), lambda c: "test" in c.eval.splits, "eval.splits has no test"),
+    (("data.closed",), lambda c: c.data.local_test > 0, "data.local_test is 0"),
     (("data.validation_from",), lambda c: c.data.validation > 0, "data.validation is 0"),
     (("data.crop_padding", "data.rotation", "data.flip", "data.cutout", "data.mixup"), _takes_steps,
      "{method} sees the examples as they are"),
@@ -259,6 +266,9 @@ def check_combination(config: Config) -> None:
     if method.sharpness == "own" and sharpness_of(config) != "none":
         refuse("client.sharpness", sharpness_of(config), "it has an ascent of its own, of radius "
                "client.rho. Leave client.sharpness at none.")
+    if method.sharpness == "none" and sharpness_of(config) != "none":
+        refuse("client.sharpness", sharpness_of(config), "its steps are not along a gradient of "
+               "the loss. Leave client.sharpness at none.")
     for other in added:
         if other.sharpness in ("sam", "asam") and other.sharpness != sharpness_of(config):
             raise errors.UsageError(

@@ -72,7 +72,10 @@ def spent(run: str | os.PathLike, last: int | None = None) -> tuple[float, float
 def by_phase(
     runs: Sequence[str | os.PathLike], split: str = "test", model: str = "global"
 ) -> str:
-    """A row per phase of the runs that have phases: what it reached, what it took; else nothing."""
+    """A row per phase of the runs that have phases: what it reached, what it took; else nothing.
+
+    Of personal models: of the global one, in phases in which clients have none of their own.
+    """
     rows, score = [], ""
     for folder in map(RunFolder, runs):
         done = 0
@@ -80,6 +83,8 @@ def by_phase(
             found = metrics.read(phase.metrics_file)
             score = score or metrics.score_name(found)
             rounds, values = metrics.curve(found, split=split, model=model)
+            if model == "personal" and not len(rounds):
+                rounds, values = metrics.curve(found, split=split, model="global")
             last = max((r["round"] for r in found), default=0)
             sent, flops = metrics.bytes_until(found), metrics.flops_until(found)
             clients = Partition.load(phase.partition_file).num_clients

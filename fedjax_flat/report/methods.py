@@ -95,7 +95,7 @@ def page(name: str) -> str:
         lines += ["settings: none of its own", ""]
     servers = {"own": "its own step", "any": "any (server.optimizer)"}
     ascents = {"own": "its own, of radius client.rho", "any": "any (client.sharpness)",
-               "no steps": "none: clients take no steps"}
+               "none": "none: its steps are others", "no steps": "none: clients take no steps"}
     facts = {
         "sent": f"{d['models_down']:.3g} models down, {d['models_up']:.3g} up, per client and "
                 f"round, in {d['exchanges']} exchange{'s' * (d['exchanges'] > 1)}",

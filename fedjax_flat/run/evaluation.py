@@ -18,7 +18,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedjax_flat import experiment
+from fedjax_flat import experiment, parts
 from fedjax_flat.engine.round import TrainState
 from fedjax_flat.tasks import Sums, Task
 
@@ -50,11 +50,57 @@ def of_clients(
             built.evaluate_personal, state.server, state.clients
         )
     for model, measure in measures.items():
-        for part in built.parts:
-            sums = built.over_clients(measure, part)
-            where = {"round": done, "split": part, "model": model}
+        for name in built.parts:
+            sums = built.over_clients(measure, name)
+            where = {"round": done, "split": name, "model": model}
             whole, each = summary(built.task, sums)
+            if model == "personal" and (size := head_floats(built)) is not None:
+                whole["head_floats"] = size
             yield where | whole, where | each
+
+
+def head_floats(built: experiment.Experiment) -> float | None:
+    """Numbers in a client's classifier, over all clients: d C, or d C_k of a pruned one."""
+    variables = jax.eval_shape(built.task.init, jax.random.key(0))
+    kernels = [x.shape for name, x in parts.take(variables, parts.head).items() if x.ndim == 2]
+    if len(kernels) != 1:
+        return None
+    (features, classes), = kernels
+    if built.classes is not None and built.data.classes is not None:
+        classes = built.classes.sum(axis=1).mean()
+    return float(features * classes)
+
+
+def of_classes(
+    built: experiment.Experiment, state: TrainState, done: int
+) -> Iterator[dict[str, Any]]:
+    """Some clients' personal models on the test split: classes that they have, and that they lack.
+
+    Means over classes, then over clients (figure 4.7 of Fani's thesis).
+    """
+    if built.evaluate_classes is None or built.classes is None:
+        return
+    count, clients = built.config.eval.absent, built.data.num_clients
+    chosen = np.arange(clients if count < 0 else min(count, clients), dtype=np.int32)
+    place = built.over.replicate(jax.device_put(chosen))
+    found = jax.device_get(built.evaluate_classes(
+        state.server, state.clients, built.data_of([0]), place, built.splits["test"]
+    ))
+    pooled = ordered(built.task, built.task.means(jax.tree.map(lambda x: x.sum(0), found["sums"])))
+    has = built.classes[chosen]
+    groups = {"local_classes": has, "absent_classes": ~has}
+    means = {name: mean_of_classes(found, group) for name, group in groups.items()}
+    whole = {name: float(np.mean(x)) for name, x in means.items() if x.size}
+    yield {"round": done, "split": "test", "model": "personal", **pooled, **whole}
+
+
+def mean_of_classes(found: dict[str, np.ndarray], group: np.ndarray) -> np.ndarray:
+    """Mean over a group of classes of the accuracy of each, for every client that has any."""
+    tested = group & (found["examples"] > 0)
+    accuracy = found["right"] / np.maximum(found["examples"], 1)
+    number = tested.sum(axis=1)
+    sums = np.where(tested, accuracy, 0).sum(axis=1)
+    return sums[number > 0] / number[number > 0]
 
 
 def summary(task: Task, sums: Sums) -> tuple[dict[str, float], dict[str, list[float | None]]]:

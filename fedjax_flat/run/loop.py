@@ -332,6 +332,8 @@ class _Loop:
         for found, each in evaluation.of_clients(self.built, state, done):
             self.files.write(found)
             self.files.write_clients(each)
+        for found in evaluation.of_classes(self.built, state, done):
+            self.files.write(found)
 
     def measure_curvature(self, state: TrainState, done: int) -> None:
         every = self.config.curvature.every

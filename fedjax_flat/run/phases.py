@@ -83,7 +83,8 @@ def train(
 def records(run: RunFolder) -> list[dict[str, Any]]:
     """What was recorded; of phases all of it, rounds counted on and each record with its phase.
 
-    The model with which a phase starts was evaluated at the end of the one before.
+    The model with which a phase starts was evaluated at the end of the one before, unless it is
+    looked at in another way from here on: as clients' own models, say.
     """
     if not run.phases:
         return metrics.read(run.metrics_file)
@@ -92,8 +93,10 @@ def records(run: RunFolder) -> list[dict[str, Any]]:
     for phase in run.phases:
         own = metrics.read(phase.metrics_file)
         name = phase.path.name.partition("_")[2]
+        seen = {(r["split"], r["model"]) for r in found}
         found += [
-            {**r, "round": done + r["round"], "phase": name} for r in own if r["round"] or not done
+            {**r, "round": done + r["round"], "phase": name} for r in own
+            if r["round"] or (r["split"], r["model"]) not in seen
         ]
         done += max((r["round"] for r in own), default=0)
     return found

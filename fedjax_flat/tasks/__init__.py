@@ -3,7 +3,12 @@
 from fedjax_flat.registry import Entry, Registry, entry
 from fedjax_flat.settings import Setting
 from fedjax_flat.tasks.base import Sums, Task, count, masked_sum, of_network
-from fedjax_flat.tasks.classification import classification, cross_entropy
+from fedjax_flat.tasks.classification import (
+    among,
+    classification,
+    cross_entropy,
+    restricted,
+)
 from fedjax_flat.tasks.language import language
 from fedjax_flat.tasks.regression import regression
 from fedjax_flat.tasks.segmentation import segmentation
@@ -22,6 +27,6 @@ TASKS.add("segmentation", entry(segmentation, {
 }))
 
 __all__ = [
-    "TASKS", "Sums", "Task", "classification", "count", "cross_entropy", "language", "masked_sum",
-    "of_network", "regression", "segmentation",
+    "TASKS", "Sums", "Task", "among", "classification", "count", "cross_entropy", "language",
+    "masked_sum", "of_network", "regression", "restricted", "segmentation",
 ]

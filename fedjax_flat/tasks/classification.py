@@ -56,6 +56,31 @@ def classification(
     return task if temperature == 1 else task._replace(forward=_cooled(task.forward, temperature))
 
 
+ABSENT = -1e9  # the logit of a class that is not there: its share is 0, and 0 times it is 0
+
+
+def restricted(task: Task, classes: jax.Array) -> Task:
+    """The same over some of the classes only, a mask: the others have no share and never win."""
+
+    def seen(outputs):
+        return outputs._replace(logits=among(outputs.logits, classes))
+
+    return task._replace(
+        losses=lambda outputs, batch: task.losses(seen(outputs), batch),
+        sums=lambda outputs, batch: task.sums(seen(outputs), batch),
+    )
+
+
+def among(logits: jax.Array, classes: jax.Array) -> jax.Array:
+    """The logits of some classes, ABSENT elsewhere."""
+    if logits.ndim != 2 or classes.shape != logits.shape[1:]:
+        raise errors.UsageError(
+            f"{classes.shape[0]} classes, of which clients have some, and outputs of shape "
+            f"{logits.shape}: expected (batch, classes), that is task.name = 'classification'."
+        )
+    return jnp.where(classes.reshape(1, -1), logits, jnp.asarray(ABSENT, logits.dtype))
+
+
 def _cooled(forward: Callable[..., Outputs], temperature: float) -> Callable[..., Outputs]:
     def divided(variables, batch, key, at_blocks=None):
         outputs = forward(variables, batch, key, at_blocks)

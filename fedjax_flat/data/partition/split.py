@@ -9,6 +9,8 @@ least 5 in train, 46.1 % in test).
 size, each group keeping its own share of every class, half of all examples in total.
 """
 
+from typing import Any
+
 import numpy as np
 
 from fedjax_flat import errors
@@ -50,11 +52,14 @@ def hold_out(
 
 
 def local_split(
-    partition: Partition, share: float, *, min_size: int = 2, cap: int = 0, seed: int = 0
+    partition: Partition, share: float, *, min_size: int = 2, cap: int = 0, seed: int = 0,
+    closed: Any = None,
 ) -> tuple[Partition, Partition]:
     """(train, test) of every client that has `min_size`, numbered alike; `share` in test.
 
     Each part has an example of every client. `cap`: clients keep so many at most, before that.
+    Of labels that are `closed`, a client's test examples are of classes that it trains on: where
+    all examples of a class were in test, one of them is in train instead.
     """
     if not 0 < share < 1:
         raise errors.UsageError(
@@ -81,6 +86,11 @@ def local_split(
     in_test = np.ceil(share * partition.sizes - 1e-9).astype(int)
     in_test = np.clip(in_test, 1, partition.sizes - 1)
     test = _first(partition, in_test, rng)
+    if closed is not None:
+        label = class_labels(closed)[partition.indices].astype(np.int64)
+        cell = partition.client_of * (label.max() + 1) + label
+        lacking = np.flatnonzero(test & ~np.isin(cell, cell[~test]))
+        test[lacking[np.unique(cell[lacking], return_index=True)[1]]] = False
     return partition.where(~test), partition.where(test)
 
 
