@@ -16,19 +16,14 @@ from fedjax_flat.algorithms import Algorithm
 from fedjax_flat.data import Dataset, Examples, FederatedData, HostData, Partition
 from fedjax_flat.data import shift as shift_lib
 from fedjax_flat.data.partition import follow_owners, hold_out, local_split
-<<<<<<< HEAD
 from fedjax_flat.engine import client_state, cohort
 from fedjax_flat.engine.clock import arrivals
-from fedjax_flat.engine.evaluate import evaluator, in_blocks, personal_evaluator
-=======
-from fedjax_flat.engine import client_state, cohort, sampling
 from fedjax_flat.engine.evaluate import (
     class_evaluator,
     evaluator,
     in_blocks,
     personal_evaluator,
 )
->>>>>>> personal
 from fedjax_flat.engine.round import (
     Averages,
     CohortOf,

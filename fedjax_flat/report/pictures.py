@@ -114,7 +114,9 @@ def plane(grid: Grid, models: Mapping[str, np.ndarray], path) -> pathlib.Path:
         figure.colorbar(drawn, ax=ax, label=title)
         for name, (x, y) in models.items():
             ax.plot(x, y, "o", color="white", markeredgecolor="black")
-            ax.annotate(name, (x, y), xytext=(5, 5), textcoords="offset points", color="white")
+            ax.annotate(
+                shown(name), (x, y), xytext=(5, 5), textcoords="offset points", color="white"
+            )
         ax.set(xlabel="x", ylabel="y", aspect="equal")
     return save(figure, path)
 
@@ -123,7 +125,8 @@ def line(found: Line, names: Sequence[str], path) -> pathlib.Path:
     """Loss and error between two models."""
     figure, (left,) = new_figure(1, 1, (5.5, 3.4))
     left.plot(found.x, found.loss, color="C0")
-    left.set(xlabel=f"0: {names[0]}      1: {names[1]}", ylabel="loss")
+    first, second = map(shown, names)
+    left.set(xlabel=f"0: {first}      1: {second}", ylabel="loss")
     left.yaxis.label.set_color("C0")
     right = left.twinx()
     right.plot(found.x, 100 * found.error, "--", color="C1")

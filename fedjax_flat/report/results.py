@@ -26,6 +26,11 @@ def named(folder: pathlib.Path, name: str) -> pathlib.Path:
     return folder / f"{short}_{hashlib.sha256(os.fsencode(name)).hexdigest()[:16]}"
 
 
+def digest(what: Any) -> str:
+    """Eight letters that tell computations of one name apart."""
+    return hashlib.sha256(json.dumps(what, sort_keys=True, default=str).encode()).hexdigest()[:8]
+
+
 def suffixed(base: pathlib.Path, suffix: str) -> pathlib.Path:
     """base + suffix, whatever dots there are in base."""
     return base.with_name(base.name + suffix)

@@ -25,13 +25,13 @@ _OURS = {
          r"(metrics|clients)\.jsonl)(\.damaged|\.partial)?|traceback-.+\.txt|"
          + re.escape(MARK) + _PARTIAL,
     "checkpoints": r"\d+|\d+\.orbax-checkpoint-tmp.*",
-    "curvature": r"(.+_(lanczos|power)\d+(_float64)?|clients\d+_train\d+)\.(npz|json|png)|\.lock-.+"
-                 + _PARTIAL,
+    "curvature": r"(.+_(lanczos|power)\d+(_float64)?(_seed\d+)?|clients\d+_(round\d+_)?train\d+)"
+                 r"\.(npz|json|png|pdf|svg)|\.lock-.+" + _PARTIAL,
     "figures": r"(score|curvature|temperature|clients_.+)\.png" + _PARTIAL,
     "imports": r"\d+_.+" + _PARTIAL,
-    "landscape": r"(surface|plane|line)s?_.+\.(npz|json|png|html)|\.lock-.+" + _PARTIAL,
+    "landscape": r"(surface|plane|line)s?_.+\.(npz|json|png|pdf|svg|html)|\.lock-.+" + _PARTIAL,
     "probe": r".+_ridge.+\.json" + _PARTIAL,
-    "robustness": r".+_severity\d_test\d+\.(json|png)" + _PARTIAL,
+    "robustness": r".+_severity\d_test\d+(_[0-9a-f]{8})?\.(json|png)" + _PARTIAL,
     "tensorboard": r"events\.out\..+",
 }
 # A phase's folder, which is a run folder of its own, with a mark of its own: 2_fedavg_head.
