@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         landscape,
         models,
         parts,
+        plot,
         plugins,
         register,
         rng,
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     )
 
 _MODULES = (
-    "algorithms", "client", "curvature", "data", "landscape", "models", "parts", "plugins",
+    "algorithms", "client", "curvature", "data", "landscape", "models", "parts", "plot", "plugins",
     "register", "rng", "server", "tasks", "testing", "wire",
 )
 _NAMES = {

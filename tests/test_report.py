@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 import run_folders
 
+import fedjax_flat as ff
 from fedjax_flat import cli
-from fedjax_flat.report import charts, curves, groups
+from fedjax_flat.landscape import Grid
+from fedjax_flat.report import charts, curves, groups, pictures
 from fedjax_flat.report.page import report
 from fedjax_flat.run import metrics
 
@@ -106,6 +108,28 @@ class TestNumbers:
                                                             ["b", "global", "1"]]
         assert "± over seeds" in lines[4]
         assert (tmp_path / "c.pdf").read_bytes().startswith(b"%PDF")
+
+    def test_figures_as_functions_and_in_other_formats(self, tmp_path, monkeypatch):
+        run = run_folders.write(tmp_path / "a", clock=3.0)
+        monkeypatch.setenv("FEDJAX_FLAT_FIGURES", "pdf, png")
+        made = ff.plot.compare([run], tmp_path / "curves.svg")
+        text = made.read_text()
+        assert "simulated seconds" in text, "text stays text"
+        assert {p.suffix for p in tmp_path.glob("curves.*")} == {".svg", ".pdf", ".png"}
+        monkeypatch.setenv("FEDJAX_FLAT_FIGURES", "pfd")
+        with pytest.raises(ff.UsageError, match=r"FEDJAX_FLAT_FIGURES=pfd: .pfd is no format"):
+            ff.plot.compare([run], tmp_path / "again.svg")
+
+    def test_surfaces_have_one_scale_and_say_what_is_cut_off(self, tmp_path):
+        x = np.linspace(-1, 1, 5)
+        low, high = (height * (x[:, None] ** 2 + x**2) for height in (1, 3))
+        assert pictures.scale_of([low, high]) == (0, 6, "")
+        walls = low.copy()
+        walls[0, 0] = 90
+        assert pictures.scale_of([low, walls]).said.endswith("the highest is 90.")
+        made = ff.plot.surface({"a": Grid(x, x, low, low), "b": Grid(x, x, walls, walls)},
+                               tmp_path / "s.svg")
+        assert made.read_text().count("Cut off at a loss of") == 1
 
     def test_numbers_of_charts(self):
         assert charts.numbers([1 / 3, np.nan, np.inf]) == [0.33333, None, None]
@@ -206,3 +230,15 @@ def test_in_a_browser(page):
     assert re.search(r'data-ready="\d+"', shown)
     assert "<script>alert(1)" not in shown
     assert shown.count("main-svg") >= charts_there
+
+
+@pytest.mark.slow
+def test_twenty_long_runs(tmp_path):
+    """Thinned, the page stays small, and a browser opens it."""
+    runs = [run_folders.write(tmp_path / f"run{i}x", rounds=10_000, every=10, clients=i < 3,
+                              settings={"client__learning_rate": 0.01 * (i + 1)})
+            for i in range(20)]
+    page = report(runs, tmp_path / "report.html")
+    assert page.stat().st_size < 8e6
+    shown = browse(page, "--window-size=1200,900")
+    print("milliseconds until it is drawn:", re.search(r'data-ready="(\d+)"', shown)[1])

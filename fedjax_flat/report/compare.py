@@ -38,7 +38,9 @@ def compare(
     if target is not None:
         errors.finite("--target", target)
     found = groups.grouped([_read(run, split) for run in runs])
-    first, model = found[0].runs[0], "personal" if split == "own" else "global"
+    first = found[0].runs[0]
+    models = [m for m, s in metrics.evaluated(first.records) if s == split]
+    model = "personal" if split == "own" and "personal" in models else models[0]
     whole = metrics.bytes_until(first.records)
     if not whole:
         raise errors.UsageError(
@@ -53,7 +55,7 @@ def compare(
         records = group.runs[0].records
         ways = zip(metrics.bytes_per_client(records), plain, strict=True)
         sent = [f"{tables.bytes_of(n)} ({of / n if n else 1:.3g}x)" for n, of in ways]
-        for model in dict.fromkeys(r["model"] for r in records if r["split"] == split):
+        for model in (m for m, s in metrics.evaluated(records) if s == split):
             mean, deviation, _ = group.window_mean(split=split, model=model)
             reached, spent = _until(group, target, whole, smooth=smooth, split=split, model=model)
             seeds = [str(len(group.runs))] * several
@@ -88,7 +90,7 @@ def _until(group: groups.Group, target: float, whole: float, **selection) -> tup
 
 def _read(path: str, split: str) -> groups.Run:
     run = groups.read(path)
-    evaluated = dict.fromkeys(r["split"] for r in run.records if r["split"] != "cohort")
+    evaluated = dict.fromkeys(s for _, s in metrics.evaluated(run.records))
     if split not in evaluated:
         has = f"it has {', '.join(evaluated)}" if evaluated else "it has no evaluations"
         raise errors.UsageError(

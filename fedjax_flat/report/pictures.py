@@ -11,6 +11,8 @@ from fedjax_flat import disk, errors
 from fedjax_flat.curvature import Density
 from fedjax_flat.landscape import Grid, Line
 
+ALSO = "FEDJAX_FLAT_FIGURES"  # pdf,svg: formats beside the one that a figure has
+
 
 def spectrum(arrays: Mapping[str, np.ndarray], summary: Mapping[str, Any], path) -> pathlib.Path:
     """Eigenvalues as stems, hollow where not converged; the density beside them if there is one."""
@@ -23,7 +25,7 @@ def spectrum(arrays: Mapping[str, np.ndarray], summary: Mapping[str, Any], path)
     if not done.all():
         axes[0].plot(ranks[~done], values[~done], "o", color="C0", markersize=4, fillstyle="none",
                      label="not converged")
-        axes[0].legend(frameon=False)
+        legend_below(figure, axes[0], 1)
     axes[0].set(xlabel="rank", ylabel="eigenvalue")
     axes[0].xaxis.get_major_locator().set_params(integer=True)
     if dense:
@@ -182,17 +184,29 @@ def empty_figure(size: tuple[float, float]):
 
 
 def save(figure, path) -> pathlib.Path:
-    """Writes the picture, whole or not at all."""
+    """Writes the picture, whole or not at all; beside it, in every format of FEDJAX_FLAT_FIGURES.
+
+    In PDF and SVG files text stays text.
+    """
+    import matplotlib
+
     path = pathlib.Path(path)
     known = figure.canvas.get_supported_filetypes()
-    if path.suffix[1:].lower() not in known:
-        raise errors.UsageError(
-            f"figure {path}: {path.suffix or 'a name without a suffix'} is no format of pictures; "
-            f"expected one of {', '.join(f'.{name}' for name in sorted(known))}."
-        )
-    try:
-        with disk.whole(path) as partial:
-            figure.savefig(partial, dpi=150)
-    except (FileNotFoundError, NotADirectoryError, IsADirectoryError, FileExistsError) as e:
-        raise errors.UsageError(f"figure {path} cannot be written: {e.strerror}.") from e
+    also = [f".{name.strip().lower()}" for name in os.environ.get(ALSO, "").split(",") if name]
+    for suffix in dict.fromkeys([path.suffix, *also]):
+        if suffix[1:].lower() not in known:
+            said = f"figure {path}" if suffix == path.suffix else f"{ALSO}={os.environ[ALSO]}"
+            raise errors.UsageError(
+                f"{said}: {suffix or 'a name without a suffix'} is no format of pictures; "
+                f"expected one of {', '.join(f'.{name}' for name in sorted(known))}."
+            )
+        whole = path.with_name(path.name.removesuffix(path.suffix) + suffix)
+        try:
+            with (
+                disk.whole(whole) as partial,
+                matplotlib.rc_context({"pdf.fonttype": 42, "svg.fonttype": "none"}),
+            ):
+                figure.savefig(partial, dpi=150)
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError, FileExistsError) as e:
+            raise errors.UsageError(f"figure {whole} cannot be written: {e.strerror}.") from e
     return path

@@ -19,6 +19,7 @@ from fedjax_flat.version import __version__
 MARK = ".fedjax_flat_run.json"
 LOCK = ".lock"
 _PARTIAL = r"|\.partial-.+"
+_DRAWN = r"(png|pdf|svg|eps|ps|jpe?g|tiff?|webp|svgz|pgf)"
 # folder: what in it is ours; a checkpoint is a folder, with all that is inside
 _OURS = {
     ".": r"((config|environment|origin|features|init)\.json|partition\.npz|"
@@ -26,12 +27,12 @@ _OURS = {
          + re.escape(MARK) + _PARTIAL,
     "checkpoints": r"\d+|\d+\.orbax-checkpoint-tmp.*",
     "curvature": r"(.+_(lanczos|power)\d+(_float64)?(_seed\d+)?|clients\d+_(round\d+_)?train\d+)"
-                 r"\.(npz|json|png|pdf|svg)|\.lock-.+" + _PARTIAL,
-    "figures": r"(score|curvature|temperature|clients_.+)\.png" + _PARTIAL,
+                 rf"\.(npz|json|{_DRAWN})|\.lock-.+" + _PARTIAL,
+    "figures": rf"(score|curvature|temperature|clients_.+)\.{_DRAWN}" + _PARTIAL,
     "imports": r"\d+_.+" + _PARTIAL,
-    "landscape": r"(surface|plane|line)s?_.+\.(npz|json|png|pdf|svg|html)|\.lock-.+" + _PARTIAL,
+    "landscape": rf"(surface|plane|line)s?_.+\.(npz|json|html|{_DRAWN})|\.lock-.+" + _PARTIAL,
     "probe": r".+_ridge.+\.json" + _PARTIAL,
-    "robustness": r".+_severity\d_test\d+(_[0-9a-f]{8})?\.(json|png)" + _PARTIAL,
+    "robustness": r".+_severity\d_test\d+(_[0-9a-f]{8})?\.(json|" + _DRAWN + ")" + _PARTIAL,
     "tensorboard": r"events\.out\..+",
 }
 # A phase's folder, which is a run folder of its own, with a mark of its own: 2_fedavg_head.
