@@ -91,6 +91,14 @@ class TestNumbers:
         rounds = np.array(rounds, int)
         assert rounds[curves.even(rounds, ends)].tolist() == kept
 
+    def test_a_model_that_begins_late_has_the_density_of_the_others(self):
+        record = lambda t, model: {"round": t, "split": "test", "model": model, "loss": 1.0,
+                                   "accuracy": 0.5}
+        found = [record(t, "global") for t in (0, 5, 10, 15, 16, 17, 18)]
+        found += [record(t, "swa") for t in (15, 16, 17, 18)]
+        rounds, _, _ = curves.mean_curve([found], split="test", model="swa")
+        assert rounds.tolist() == [15, 18]
+
     def test_thinned_curves_keep_their_ends_and_extremes(self):
         values = np.sin(np.arange(10_000) / 300)
         values[4321], values[8765] = 9, -9

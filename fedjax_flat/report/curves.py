@@ -27,7 +27,11 @@ def mean_curve(
     """
     curves = [dict(zip(*metrics.curve(records, **selection), strict=True)) for records in seeds]
     rounds = np.array([t for t in curves[0] if all(t in other for other in curves)], int)
-    rounds = rounds[even(rounds, list(metrics.phase_ends(seeds[0]).values()))]
+    ends = list(metrics.phase_ends(seeds[0]).values())
+    looked = np.unique([r["round"] for r in seeds[0] if r["split"] == selection.get("split")])
+    looked = np.union1d(looked, rounds).astype(int)  # a model that begins late began in between
+    kept = looked[even(looked, ends)]
+    rounds = rounds[np.isin(rounds, kept) | (np.arange(len(rounds)) == len(rounds) - 1)]
     values = np.array([[curve[t] for t in rounds] for curve in curves], float)
     return rounds, values.mean(axis=0), values.std(axis=0)
 

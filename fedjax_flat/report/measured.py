@@ -1,7 +1,6 @@
 """What analyses left in run folders, as charts: spectra, surfaces, planes, lines, pictures."""
 
 import base64
-import json
 import pathlib
 import re
 from collections.abc import Iterator, Sequence
@@ -16,6 +15,8 @@ from fedjax_flat.report.charts import Chart, color, numbers
 from fedjax_flat.report.groups import Group, Run
 
 _REDRAWN = r"(score|curvature|clients_.+)\.png"  # the page has these itself
+# A little to the right of the middle, or the name of the loss's axis would be cut off.
+_CAMERA = {"center": {"x": 0.2, "y": -0.2, "z": -0.1}, "eye": {"x": 2.1, "y": 1.7, "z": 1.0}}
 MOST_PICTURES = 2_000_000  # bytes of them on a page
 
 
@@ -34,7 +35,7 @@ def saved(groups: Sequence[Group], folder: str, pattern: str) -> list[Found]:
     found = []
     for i, group in enumerate(groups):
         for run in group.runs:
-            label = group.label if len(group.runs) == 1 else f"{group.label}/{_last(run)}"
+            label = _label(group, run)
             for place in (run.folder, *run.folder.phases):
                 inside = place.path / folder
                 for path in sorted(inside.glob("*.npz")) if inside.is_dir() else ():
@@ -45,32 +46,34 @@ def saved(groups: Sequence[Group], folder: str, pattern: str) -> list[Found]:
 
 
 def spectra(groups: Sequence[Group]) -> tuple[list[dict[str, str]], list[Chart]]:
-    """(rows of a table, charts) of Hessian eigenvalues and densities."""
+    """(rows of a table, charts) of Hessian eigenvalues, means over seeds; and of densities."""
     found = saved(groups, "curvature", r".+_(lanczos|power)\d+.*")
-    rows = []
+    alike: dict[tuple, list[Found]] = {}
     for f in found:
-        ratio, trace = f.what.get("lambda_1/lambda_5"), f.what.get("trace")
-        error = f.what.get("trace_standard_error", 0)
-        rows.append({
-            "run": f.label, "model": f.what["model"], "round": str(f.what["round"]),
-            "examples": f"{f.what['examples']} {f.what['split']}", "loss": f"{f.what['loss']:.4g}",
-            "λ₁": f"{f.what['lambda_1']:.4g}", "λ₁/λ₅": "" if ratio is None else f"{ratio:.3g}",
-            "trace": "" if trace is None else f"{trace:.4g} ± {error:.2g}",
-            "converged": f"{f.what['converged']} of {f.what['top']}",
-        })
-    stems = [
-        {"type": "scatter", "mode": "lines+markers", "name": _named(f), "meta": f.group,
-         "x": list(range(1, len(f.arrays["eigenvalues"]) + 1)),
-         "y": numbers(f.arrays["eigenvalues"]), "line": {"color": color(f.group), "width": 1},
-         "marker": {"size": 8, "symbol": [
-             "circle" if done else "circle-open" for done in f.arrays["converged"].tolist()
-         ]}}
-        for f in found
-    ]
-    axes = {"xaxis": {"title": {"text": "rank"}, "dtick": 1 if _most(stems) <= 20 else None},
+        phase = f.label.removeprefix(_label(groups[f.group], f.run))
+        kind = (f.what["model"], f.what["round"], f.what["split"], len(f.arrays["eigenvalues"]))
+        alike.setdefault((f.group, phase, *kind), []).append(f)
+    rows, stems = [], []
+    for seeds in alike.values():
+        first = seeds[0]
+        label = first.label if len(seeds) == 1 else groups[first.group].label
+        rows.append(_row(label, seeds))
+        values = np.array([f.arrays["eigenvalues"] for f in seeds])
+        done = np.all([f.arrays["converged"] for f in seeds], axis=0)
+        stem: dict[str, Any] = {
+            "type": "scatter", "mode": "lines+markers", "name": _named(first, label),
+            "meta": first.group, "x": list(range(1, values.shape[1] + 1)),
+            "y": numbers(values.mean(0)), "line": {"color": color(first.group), "width": 1},
+            "marker": {"size": 8, "symbol": ["circle" if d else "circle-open" for d in done]},
+        }
+        if len(seeds) > 1:
+            stem["error_y"] = {"type": "data", "array": numbers(values.std(0)), "thickness": 1}
+        stems.append(stem)
+    most = max((len(stem["x"]) for stem in stems), default=0)
+    axes = {"xaxis": {"title": {"text": "rank"}, "dtick": 1 if most <= 20 else None},
             "yaxis": {"title": {"text": "eigenvalue"}}}
     charts = [Chart("Largest Hessian eigenvalues", stems, axes,
-                    "Hollow: not converged.")] if stems else []
+                    "Bars: deviation over seeds. Hollow: not converged.")] if stems else []
     lines = [_density(f) for f in found if "nodes" in f.arrays]
     if lines:
         charts.append(Chart("Spectral density", lines, {
@@ -78,6 +81,26 @@ def spectra(groups: Sequence[Group]) -> tuple[list[dict[str, str]], list[Chart]]
             "yaxis": {"type": "log", "title": {"text": "density"}, "exponentformat": "power"},
         }, "Smoothed by a Gaussian of a hundredth of the spectrum's width."))
     return rows, charts
+
+
+def _row(label: str, seeds: Sequence[Found]) -> dict[str, str]:
+    """Of a table of spectra; mean and deviation over seeds."""
+    what = seeds[0].what
+
+    def of(name: str) -> str:
+        values = [f.what[name] for f in seeds if f.what.get(name) is not None]
+        if len(values) < len(seeds):
+            return ""
+        spread = f" ± {np.std(values):.2g}" if len(seeds) > 1 else ""
+        return f"{np.mean(values):.4g}{spread}"
+
+    converged, asked = (sum(f.what[name] for f in seeds) for name in ("converged", "top"))
+    return {
+        "run": label, "seeds": str(len(seeds)), "model": what["model"],
+        "round": str(what["round"]), "examples": f"{what['examples']} {what['split']}",
+        "loss": of("loss"), "λ₁": of("lambda_1"), "λ₁/λ₅": of("lambda_1/lambda_5"),
+        "trace": of("trace"), "converged": f"{converged} of {asked}",
+    }
 
 
 def _density(f: Found) -> dict[str, Any]:
@@ -112,7 +135,7 @@ def surfaces(groups: Sequence[Group]) -> list[Chart]:
         axis = {"range": [scale.lowest, scale.highest], "title": {"text": "loss"}}
         layout = {"scene": {"zaxis": axis, "xaxis": {"title": {"text": "x"}},
                             "yaxis": {"title": {"text": "y"}}, "aspectmode": "cube",
-                            "camera": {"eye": {"x": 1.8, "y": 1.8, "z": 1.0}}}}
+                            "camera": _CAMERA}}
         note = f"{_of(f)}, radius {f.what['radius']:g}, round {f.what['round']}."
         charts.append(Chart(f"{f.label}, {f.what['model']} model", [trace], layout,
                             f"{note} {scale.said}" if not i else note, "solid"))
@@ -170,7 +193,7 @@ def images(groups: Sequence[Group]) -> Iterator[tuple[str, str]]:
 def _other_pictures(groups: Sequence[Group]) -> Iterator[tuple[pathlib.Path, str]]:
     for group in groups:
         for run in group.runs:
-            label = group.label if len(group.runs) == 1 else f"{group.label}/{_last(run)}"
+            label = _label(group, run)
             for place in (run.folder, *run.folder.phases):
                 for path in sorted(place.path.glob("*/*.png")):
                     drawn_here = path.parent.name in ("curvature", "landscape")
@@ -178,16 +201,12 @@ def _other_pictures(groups: Sequence[Group]) -> Iterator[tuple[pathlib.Path, str
                         yield path, label
 
 
-def commands(run: Run) -> list[dict[str, str]]:
-    """Every command that worked in the folder, with its time."""
-    try:
-        return json.loads(run.folder.environment_file.read_bytes())["commands"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return []
-
-
-def _last(run: Run) -> str:
-    return pathlib.Path(run.path).resolve().name
+def _label(group: Group, run: Run) -> str:
+    """'avg_0', or 'avg/seed0', of several seeds."""
+    name = pathlib.Path(run.path).resolve().name
+    if len(group.runs) == 1:
+        return group.label
+    return name if name.startswith(group.label) else f"{group.label}/{name}"
 
 
 def _known(groups: Sequence[Group], path: str) -> str:
@@ -197,14 +216,10 @@ def _known(groups: Sequence[Group], path: str) -> str:
                  if pathlib.Path(r.path).resolve() == name), "/".join(name.parts[-2:]))
 
 
-def _named(f: Found) -> str:
+def _named(f: Found, label: str = "") -> str:
     where = "" if f.what["split"] == "train" else f", {f.what['split']}"
-    return f"{f.label}, {f.what['model']}, round {f.what['round']}{where}"
+    return f"{label or f.label}, {f.what['model']}, round {f.what['round']}{where}"
 
 
 def _of(f: Found) -> str:
     return f"Of {f.what['examples']} {f.what['split']} examples"
-
-
-def _most(traces: list[dict[str, Any]]) -> int:
-    return max((len(trace["x"]) for trace in traces), default=0)

@@ -82,7 +82,8 @@ def draw_surfaces(figure, axes, grids: Mapping[str, Grid]) -> None:
         )
         ax.set(xlabel="x", ylabel="y", zlabel="loss", zlim=(scale.lowest, scale.highest))
         ax.zaxis.labelpad = 8
-        ax.set_box_aspect(None, zoom=0.8)  # or its neighbour covers the name of the last axis
+        ax.set_box_aspect(None, zoom=0.8)
+        ax.patch.set_visible(False)  # or it covers the name of its neighbour's last axis
         ax.set_title(shown(label), fontsize=10)
     figure.colorbar(drawn, ax=list(axes), label="loss", shrink=0.6, pad=0.08)
     if scale.said:

@@ -128,7 +128,8 @@ def training(found: Sequence[Group]) -> Part:
 def flatness(found: Sequence[Group]) -> Part:
     """Eigenvalues of the Hessian: of trained models, and along the rounds."""
     rows, made = measured.spectra(found)
-    table = [Table(list(rows[0]), [list(r.values()) for r in rows], (0, 1, 3))] if rows else []
+    table = [Table(list(rows[0]), [list(r.values()) for r in rows], (0, 2, 4),
+                   labels=True)] if rows else []
     models = parts.models_of(found)
     of = lambda g: [
         {"split": s, "model": m, "name": "lambda_1"} for m, s in dict.fromkeys(
