@@ -21,7 +21,8 @@ import numpy as np
 import optax
 
 import fedjax_flat as ff
-from fedjax_flat.report import figures, groups, tables
+from fedjax_flat.report import client_groups as groups
+from fedjax_flat.report import figures, tables
 from fedjax_flat.run import metrics
 
 CONFIGS = pathlib.Path(__file__).parents[1] / "configs"

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         landscape,
         models,
         parts,
+        plot,
         plugins,
         register,
         rng,
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     )
 
 _MODULES = (
-    "algorithms", "client", "curvature", "data", "groups", "landscape", "models", "parts",
+    "algorithms", "client", "curvature", "data", "groups", "landscape", "models", "parts", "plot",
     "plugins", "register", "rng", "server", "tasks", "testing", "wire",
 )
 _NAMES = {

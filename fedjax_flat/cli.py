@@ -128,7 +128,8 @@ def _add_train(commands) -> None:
     train.add_argument(
         "--config",
         metavar="FILE",
-        help="config file (default: the one of the run folder); --config.NAME=VALUE overrides",
+        help="config file, or the folder of a run with these settings (default: those of the run "
+        "folder); --config.NAME=VALUE overrides",
     )
     train.add_argument(
         "--import", dest="imports", action="append", default=[], metavar="FILE",
@@ -180,6 +181,16 @@ def _add_runs(commands) -> None:
     compare.add_argument("--smooth", type=float, default=0.0, metavar="DECAY",
                          help="smooth the curves first: s = DECAY s + (1 - DECAY) a, e.g. 0.9")
     compare.set_defaults(call=run.compare)
+
+    report = commands.add_parser(
+        "report", help="one page of runs to open in a browser: tables, curves, clients, landscapes",
+        epilog="example: fedjax-flat report runs/fedavg_* runs/fedsam_* --out report.html",
+    )
+    report.add_argument("runs", nargs="+", metavar="RUN")
+    report.add_argument("--out", required=True, metavar="FILE", help="the page, FILE.html")
+    report.add_argument("--data", help="data folder (default: $FEDJAX_FLAT_DATA), for the classes "
+                        "that clients have")
+    report.set_defaults(call=run.report)
 
     weigh = commands.add_parser(
         "weigh", help="what a client's update weighs by every codec: three rules, and real bytes"

@@ -40,7 +40,8 @@ def train(args, rest: list[str]) -> int:
         return 128 + result.stopped_by if result.stopped_by else 0
     done = int(result.state.round)
     if result.stopped_by:
-        again = errors.printable(shlex.join(["fedjax-flat", "train", "--run", args.run]))
+        data = ["--data", args.data] if args.data else []
+        again = errors.printable(shlex.join(["fedjax-flat", "train", "--run", args.run, *data]))
         each = phase_configs(config)[result.phase] if result.phase else config
         where = f" in phase {result.phase}" if result.phase else ""
         print(f"Stopped{where} after round {done} of {each.rounds}, saved. To go on: {again}")
@@ -99,6 +100,16 @@ def compare(args, rest: list[str]) -> int:
     return 0
 
 
+def report(args, rest: list[str]) -> int:
+    """A page of runs."""
+    from fedjax_flat.report import tables
+    from fedjax_flat.report.page import report
+
+    refuse_unknown(rest)
+    print(tables.named("report", report(args.runs, args.out, data_dir=args.data)))
+    return 0
+
+
 def weigh(args, rest: list[str]) -> int:
     """What an update weighs by every codec."""
     from fedjax_flat.report.weight import weigh
@@ -134,7 +145,7 @@ def data(args, rest: list[str]) -> int:
 
 def groups(args, rest: list[str]) -> int:
     """Who trains with whom."""
-    from fedjax_flat.report.groups import groups
+    from fedjax_flat.report.client_groups import groups
 
     refuse_unknown(rest)
     print(groups(args.run, args.data))
@@ -143,7 +154,7 @@ def groups(args, rest: list[str]) -> int:
 
 def reach(args, rest: list[str]) -> int:
     """How soon runs come near centralised training."""
-    from fedjax_flat.report.groups import reach
+    from fedjax_flat.report.client_groups import reach
 
     refuse_unknown(rest)
     print(reach(args.runs, args.centralised, args.figure, args.split))

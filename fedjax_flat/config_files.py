@@ -75,7 +75,10 @@ def _overridden(config, overrides: list[str]):
 
 def _first_config(path: str | None, folder):
     from fedjax_flat.experiment import default_config
+    from fedjax_flat.run.run_folder import RunFolder
 
+    if path is not None and pathlib.Path(path).is_dir():  # a run's
+        return RunFolder(path).config()
     if path is not None:
         return _run_config_file(path)
     return default_config() if folder is None else folder.config()

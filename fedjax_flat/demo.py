@@ -1,6 +1,7 @@
 """The demo: FedAvg, FedSAM, FedASAM and FedASAM + SWA with one class per client, three seeds.
 
 How accurate each becomes, and how flat: Hessian eigenvalues and loss surfaces of the last models.
+It ends with the report page, `report.html`.
 """
 
 import os
@@ -13,7 +14,7 @@ import ml_collections
 import numpy as np
 
 from fedjax_flat import curvature, errors, experiment, landscape
-from fedjax_flat.report import figures, tables
+from fedjax_flat.report import analysis, figures, page, results, tables
 from fedjax_flat.run.loop import train
 
 # label: (folder, client.sharpness, client.rho, server.average). The radii are the best of a few on
@@ -33,8 +34,14 @@ class Outcome(NamedTuple):
     records: list[dict[str, Any]]
     accuracy: float
     loss: float
-    eigenvalues: np.ndarray
+    last_loss: float  # of the last model, on all training examples
+    spectrum: dict[str, np.ndarray]
     surface: landscape.Grid | None
+
+    @property
+    def eigenvalues(self) -> np.ndarray:
+        """The largest first."""
+        return self.spectrum["eigenvalues"]
 
 
 def demo(
@@ -59,6 +66,7 @@ def demo(
                 print(f"Stopped. Run the same command to go on; what is done is in {done}.")
                 return result.stopped_by
             outcomes[label].append(measure(loss, result, model, draw=seed == seeds[0]))
+            keep(pathlib.Path(run) / f"{folder}_{seed}", model, rounds, loss, outcomes[label][-1])
     print("\nHandwritten digits, one class per client, 2 of 20 clients per round.\n"
           f"Accuracy and loss: means over the last {WINDOW} of {rounds} rounds.\n"
           "Curvature: of the last model, on all training examples.\n"
@@ -72,7 +80,11 @@ def demo(
         {label: o.surface for label, found in outcomes.items() for o in found if o.surface},
         pathlib.Path(run) / "figures" / "demo.png",
     )
-    print(f"\n{tables.named('figure', picture)}\n{tables.named('runs', run)}")
+    folders = [pathlib.Path(run) / f"{folder}_{seed}"
+               for folder, *_ in METHODS.values() for seed in seeds]
+    shown = page.report(folders, pathlib.Path(run) / "report.html")
+    print(f"\n{tables.named('figure', picture)}\n{tables.named('runs', run)}\n"
+          f"{tables.named('report', shown)}  (open it in a browser)")
     return 0
 
 
@@ -92,9 +104,28 @@ def measure(loss: curvature.DataLoss, result: Any, model: str, draw: bool) -> Ou
         records=[r for r in result.records if r["model"] in (model, "local")],
         accuracy=100 * result.score(WINDOW, model=model)[0],
         loss=result.score(WINDOW, model=model, name="loss")[0],
-        eigenvalues=spectrum.values,
+        last_loss=float(loss.value(params)),
+        spectrum={name: np.asarray(getattr(spectrum, field)) for name, field in (
+            ("eigenvalues", "values"), ("residuals", "residuals"), ("estimates", "estimates"),
+            ("converged", "converged"),
+        )},
         surface=surface,
     )
+
+
+def keep(
+    folder: pathlib.Path, model: str, rounds: int, loss: curvature.DataLoss, found: Outcome
+) -> None:
+    """Leaves what was measured in the run folder, where the report finds it."""
+    what = {"run": str(folder), "model": model, "split": "train", "examples": loss.examples,
+            "round": rounds}
+    place = f"{model}_round{rounds}_train{loss.examples}"
+    results.save(folder / "curvature" / f"{place}_lanczos{TOP}", found.spectrum, what | {
+        "top": TOP, "loss": found.last_loss, **analysis.of_eigenvalues(found.spectrum)})
+    if found.surface:
+        name = f"surface_{place}_{SURFACE_POINTS}x{SURFACE_POINTS}_r1_s1"
+        results.save(folder / "landscape" / name, found.surface._asdict(), what | {
+            "radius": 1.0, "points": SURFACE_POINTS, "seed": 1})
 
 
 def row(label: str, found: list[Outcome]) -> list[str]:

@@ -1,6 +1,7 @@
 """Curvature and landscapes of run folders, from the command line."""
 
 import json
+import os
 import pathlib
 import re
 
@@ -56,8 +57,30 @@ def test_several_runs_are_one_table(runs, capsys):
     assert [row.split()[0] for row in rows] == runs[:2]
 
 
+def forget(run):
+    for path in (pathlib.Path(run) / "curvature").glob("*.npz"):
+        path.unlink()
+
+
+def test_what_is_finished_is_not_computed_again(runs, monkeypatch):
+    forget(runs[2])
+    options = {"top": 2, "examples": 64}
+    first = analysis.spectrum(runs[2], **options)
+    monkeypatch.setitem(analysis.METHODS, "lanczos", None)  # would be called
+    again = analysis.spectrum(os.path.relpath(runs[2]), **options)
+    assert again == first | {"run": os.path.relpath(runs[2]), "figure": again["figure"]}
+    assert "trace" not in again
+    more = analysis.spectrum(runs[2], **options, trace_probes=2)
+    assert (more["lambda_1"], more["trace_probes"]) == (first["lambda_1"], 2)
+    (path,) = (pathlib.Path(runs[2]) / "curvature").glob("*.npz")
+    assert f"_round{first['round']}_" in path.name
+    with pytest.raises(TypeError):
+        analysis.spectrum(runs[2], **options, seed=1)
+
+
 def test_stopped_eigenvalues_go_on(runs, monkeypatch, capsys):
     whole = analysis.spectrum(runs[1], top=3, examples=64)
+    forget(runs[1])
     append, calls = analysis.Journal.append, []
 
     def append_then_stop(self, *step):
@@ -89,6 +112,7 @@ def test_stopped_eigenvalues_go_on(runs, monkeypatch, capsys):
 
 def test_one_changed_float_does_not_change_an_eigenvalue(runs, monkeypatch):
     whole = analysis.spectrum(runs[1], top=3, examples=64)
+    forget(runs[1])
     append, calls = analysis.Journal.append, []
 
     def append_then_stop(self, *step):
@@ -110,10 +134,11 @@ def test_one_changed_float_does_not_change_an_eigenvalue(runs, monkeypatch):
 
 def test_two_analyses_at_once(runs, capsys):
     folder = pathlib.Path(runs[1])
-    with results.locked(folder / "curvature" / "global_train64_lanczos3"):
+    done = int(ff.load_run(runs[1]).state.round)
+    with results.locked(folder / "curvature" / f"global_round{done}_train64_lanczos3"):
         assert cli.main(["curvature", runs[1], "--top", "3", "--examples", "64"]) == 2
         assert "another process is computing" in capsys.readouterr().err
-    with results.locked(folder / "landscape" / "surface_global_train64_3x3_r1_s0"):
+    with results.locked(folder / "landscape" / f"surface_global_round{done}_train64_3x3_r1_s0"):
         command = ["landscape", runs[1], "--surface", "--points", "3", "--examples", "64"]
         assert cli.main(command) == 2
         assert "another process is computing" in capsys.readouterr().err
@@ -140,7 +165,7 @@ def test_local_models_on_their_own_and_on_all_data(runs, capsys):
     command = ["landscape", "--surface", runs[0], "--client", "1", "--points", "3",
                "--examples", "64"]
     assert cli.main(command) == 0
-    names = {p.name.split("_")[2] for p in (pathlib.Path(runs[0]) / "landscape").glob(
+    names = {p.name.split("_")[3] for p in (pathlib.Path(runs[0]) / "landscape").glob(
         "surface_client1_*.npz")}
     assert names == {f"own{rows[1]['examples']}", "train64"}
 

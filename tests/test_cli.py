@@ -198,6 +198,9 @@ def test_demo(tmp_path, capsys):
     for method in ("FedAvg", "FedSAM", "FedASAM", r"FedASAM \+ SWA"):
         assert re.search(rf"^{method} +\d\d\.\d\d ± \d\.\d\d", out, re.MULTILINE)
     assert (tmp_path / "demo" / "figures" / "demo.png").exists()
+    page = (tmp_path / "demo" / "report.html").read_text()
+    assert "fedasam_swa_0, swa model" in page, "its surface"
+    assert page.count("of 5</td>") == 4, "eigenvalues of all"
 
 
 def test_table():

@@ -66,7 +66,7 @@ def test_the_factor_is_the_first_runs_over_this_ones(tmp_path, capsys):
 
 def test_no_run_there(tmp_path, capsys):
     assert cli.main(["compare", str(tmp_path)]) == 2
-    assert "it has no evaluations" in capsys.readouterr().err
+    assert "is not a run folder: it has no config.json" in capsys.readouterr().err
 
 
 def test_another_split(tmp_path, capsys):

@@ -383,8 +383,9 @@ def test_robustness_of_runs(runs, capsys):
     assert code == 0
     out = capsys.readouterr().out
     assert "accuracy (%), severity 3" in out
-    stored = json.loads((runs / "seed0/robustness/global_severity3_test30.json").read_text())
-    assert (runs / "seed0/robustness/global_severity3_test30.png").stat().st_size > 5000
+    (path,) = (runs / "seed0/robustness").glob("global_severity3_test30_*.json")
+    stored = json.loads(path.read_text())
+    assert path.with_suffix(".png").stat().st_size > 5000
     for run in two:
         trained = ff.load_run(run)
         found = stored["accuracy"][run.rpartition("/")[2]]

@@ -10,7 +10,7 @@ from conftest import Problem
 import fedjax_flat as ff
 from fedjax_flat import groups
 from fedjax_flat.groups import Limits, estimators, laws, metrics
-from fedjax_flat.report import groups as report
+from fedjax_flat.report import client_groups as report
 
 RANDOM = np.random.default_rng(3)
 K = 23

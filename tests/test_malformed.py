@@ -213,11 +213,11 @@ def test_commands(arguments, message, tmp_path, capsys, monkeypatch):
 
 def test_runs_with_a_gap_are_compared(tmp_path, capsys):
     """Curves of seeds of which one has lost some rounds: the rounds that all have."""
-    from fedjax_flat.report import figures
+    from fedjax_flat.report import curves
 
     record = lambda t: {"round": t, "split": "test", "model": "global", "loss": 1.0, "accuracy": t}
     seeds = [[record(t) for t in (1, 2, 3)], [record(t) for t in (1, 3)]]
-    rounds, mean, _ = figures._mean_curve(seeds, split="test")
+    rounds, mean, _ = curves.mean_curve(seeds, split="test")
     assert list(rounds) == [1, 3]
     assert list(mean) == [1, 3]
 

@@ -20,7 +20,7 @@ from fedjax_flat.data import Partition
 from fedjax_flat.data.federated import shuffled_positions
 from fedjax_flat.engine import sampling
 from fedjax_flat.experiment import assembly
-from fedjax_flat.report import groups as report
+from fedjax_flat.report import client_groups as report
 
 GROUPS = [[3, 0], [4, 2, 1], [6, 5]]
 KEY, ROUNDS = jax.random.key(0), 3

@@ -1,14 +1,17 @@
 """Curvature and landscapes of run folders: computed, written beside the run, drawn.
 
 Results are written whole (results.py). What was stopped goes on: eigenvalues after the last product
-(journal.py), a surface or a plane with the rows that are missing.
+(journal.py), a surface or a plane with the rows that are missing. What is finished is not computed
+again; files are named by all that they are of, the round too, so that none takes another's place.
 """
 
 import contextlib
 import itertools
 import json
+import logging
+import os
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -20,11 +23,12 @@ from fedjax_flat import curvature, errors, landscape
 from fedjax_flat.curvature import DataLoss
 from fedjax_flat.disk import write_atomically
 from fedjax_flat.models import Variables
-from fedjax_flat.report import pictures, results
+from fedjax_flat.report import groups, pictures, results
 from fedjax_flat.report.journal import Journal
 from fedjax_flat.run import flatness
 from fedjax_flat.run.restore import TrainedRun, load_run
 
+logger = logging.getLogger("fedjax_flat")
 METHODS: dict[str, Callable[..., curvature.Spectrum]] = {
     "lanczos": lambda operator, top, **options: curvature.lanczos(
         operator, top, vectors=min(top, 5), **options  # as many residuals, a product each
@@ -100,46 +104,70 @@ def spectrum(
         )
         operator = curvature.flat_hessian(loss, params)
         key = jax.random.key(seed)
-        name = f"{label}_{split}{loss.examples}_{method}{top}" + "_float64" * wide
-        base = results.named(trained.folder.path / "curvature", name)
+        done = int(trained.state.round)
+        name = f"{label}_round{done}_{split}{loss.examples}_{method}{top}" + "_float64" * wide
+        base = results.named(trained.folder.path / "curvature", name + f"_seed{seed}" * bool(seed))
         summary: dict[str, Any] = {
             "run": str(run), "model": label, "split": split, "examples": loss.examples,
             "weight_decay": False, "method": method, "precision": precision, "seed": seed,
-            "round": int(trained.state.round), "top": top, "loss": float(loss.value(params)),
+            "round": done, "top": top, "loss": float(loss.value(params)),
         }
         if not np.isfinite(summary["loss"]):
             raise errors.UsageError(f"the loss of {run} is {summary['loss']}: it has no curvature.")
         stack.enter_context(results.locked(base))
         journal = Journal(base, summary, operator.size, precision)
-        found = solve(
-            operator, top, key=key, start=journal.start, after_step=journal.append,
-            progress=_bar(f"{method} {errors.printable(pathlib.Path(run).name)}"),
-        )
-        arrays = {
-            "eigenvalues": found.values, "residuals": found.residuals,
-            "estimates": found.estimates, "converged": found.converged,
-        }
-        summary |= {
-            "products": found.products,
-            "converged": int(found.converged.sum()), "lambda_1": float(found.values[0]),
-            "residual_1": float(found.residuals[0]),
-        }
-        if top >= 5:
-            summary["lambda_5"] = float(found.values[4])
-            summary["lambda_1/lambda_5"] = float(found.values[0] / found.values[4])
-        if trace_probes:
-            summary["trace"], summary["trace_standard_error"] = curvature.trace(
+        if finished := _finished(base, summary):
+            logger.info("the eigenvalues of %s are there: %s", run, base)
+            summary, arrays = finished
+        else:
+            found = solve(
+                operator, top, key=key, start=journal.start, after_step=journal.append,
+                progress=_bar(f"{method} {errors.printable(pathlib.Path(run).name)}"),
+            )
+            arrays = {
+                "eigenvalues": found.values, "residuals": found.residuals,
+                "estimates": found.estimates, "converged": found.converged,
+            }
+            summary |= {"products": found.products, **of_eigenvalues(arrays)}
+        if trace_probes and summary.get("trace_probes") != trace_probes:
+            mean, error = curvature.trace(
                 operator, key=key, probes=trace_probes, progress=_bar("trace")
             )
-        if density_probes:
+            summary |= {
+                "trace": mean, "trace_standard_error": error, "trace_probes": trace_probes
+            }
+        if density_probes and summary.get("density_probes") != density_probes:
             density = curvature.density(
                 operator, key=key, probes=density_probes, progress=_bar("density")
             )
             arrays |= {"nodes": density.nodes, "weights": density.weights}
+            summary["density_probes"] = density_probes
         results.save(base, arrays, summary)
         journal.delete()
     summary["figure"] = str(pictures.spectrum(arrays, summary, results.suffixed(base, ".png")))
     return summary
+
+
+def of_eigenvalues(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    """What tables say of a spectrum."""
+    values = arrays["eigenvalues"]
+    found = {"converged": int(arrays["converged"].sum()), "lambda_1": float(values[0]),
+             "residual_1": float(arrays["residuals"][0])}
+    if len(values) >= 5:
+        found |= {"lambda_5": float(values[4]), "lambda_1/lambda_5": float(values[0] / values[4])}
+    return found
+
+
+def _finished(
+    base: pathlib.Path, summary: dict[str, Any]
+) -> tuple[dict[str, Any], dict[str, np.ndarray]] | None:
+    """A spectrum that was computed before, of the very same model and examples."""
+    found = results.read(results.suffixed(base, ".npz"), otherwise="computed again")
+    if found is None:
+        return None
+    before = {name: found[0].get(name) for name in summary}
+    same = before | {"run": summary["run"]} == summary  # from wherever the folder is named
+    return (found[0] | {"run": summary["run"]}, found[1]) if same else None
 
 
 def local_curvature(
@@ -171,7 +199,8 @@ def local_curvature(
         "model": "global", "examples": everything.examples, "lambda_1, own data": None,
         "lambda_1, all data": flatness.of_model(everything, model.params)["lambda_1"],
     })
-    name = f"clients{len(chosen)}_train{everything.examples}.json"
+    done = int(trained.state.round)
+    name = f"clients{len(chosen)}_round{done}_train{everything.examples}.json"
     path = trained.folder.path / "curvature" / name
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, json.dumps(rows, indent=2) + "\n")
@@ -198,6 +227,7 @@ def surfaces(
     axis = landscape.symmetric(radius, points)
     errors.seed("--seed", seed)
     grids, made = {}, []
+    titles = dict(zip(runs, groups.unique_paths(runs), strict=True))
     parts = [split] if client is None else ["own", split]
     for run, part in itertools.product(runs, parts):
         trained = load_run(run, data_dir)
@@ -205,20 +235,23 @@ def surfaces(
         loss = loss_of(trained, part, examples, client=client, stats=stats)
         keys = jax.random.split(jax.random.key(seed))
         directions = tuple(landscape.filter_normalised(k, params) for k in keys)
-        name = f"surface_{label}_{part}{loss.examples}_{points}x{points}_r{radius:g}_s{seed}"
+        done = int(trained.state.round)
+        name = (f"surface_{label}_round{done}_{part}{loss.examples}_{points}x{points}_r{radius:g}"
+                f"_s{seed}")
         base = results.named(trained.folder.path / "landscape", name)
         what = {
             "run": str(run), "model": label, "split": part, "examples": loss.examples,
-            "radius": radius, "points": points, "seed": seed, "round": int(trained.state.round),
+            "radius": radius, "points": points, "seed": seed, "round": done,
         }
-        title = pictures.label(run)
+        title = titles[run]
         title += "" if client is None else f", client {client}, {part} data"
         grids[title] = _grid(base, what, loss, params, directions, axis, axis, title)
         drawn = {title: grids[title]}
         made.append(str(pictures.surface(drawn, results.suffixed(base, ".png"))))
         made.append(str(pictures.interactive(grids[title], results.suffixed(base, ".html"))))
     if len(grids) > 1:
-        together = pathlib.Path(runs[0]) / "landscape" / "surfaces_side_by_side.png"
+        of = results.digest([list(grids), made])
+        together = pathlib.Path(runs[0]) / "landscape" / f"surfaces_side_by_side_{of}.png"
         made.append(str(pictures.surface(grids, together)))
     return made
 
@@ -240,16 +273,14 @@ def plane(
     made = landscape.plane(*(t.model(model).params for t in trained))
     loss = loss_of(trained[0], split, examples, stats=shared_stats(trained, model))
     x, y = landscape.plane_axes(made, points)
-    names = [pathlib.Path(run).name for run in runs]
-    name = f"plane_{'_'.join(names)}_{split}{loss.examples}"
-    base = results.named(trained[0].folder.path / "landscape", name)
     what = {
         "runs": [str(r) for r in runs], "model": model, "split": split,
         "examples": loss.examples, "coordinates": made.points.tolist(), "points": points,
         "rounds": [int(t.state.round) for t in trained],
     }
+    base = _between("plane", trained, what)
     grid = _grid(base, what, loss, made.origin, (made.u, made.v), x, y, "plane")
-    places = {pictures.label(run): place for run, place in zip(runs, made.points, strict=True)}
+    places = dict(zip(groups.unique_paths(runs), made.points, strict=True))
     return [str(pictures.plane(grid, places, results.suffixed(base, ".png")))]
 
 
@@ -271,15 +302,24 @@ def line(
     found = landscape.line(
         loss, *(t.model(model).params for t in trained), points=points, margin=0.2
     )
-    names = [pathlib.Path(run).name for run in runs]
-    name = f"line_{'_'.join(names)}_{split}{loss.examples}"
-    base = results.named(trained[0].folder.path / "landscape", name)
-    results.save(base, found._asdict(), {
+    what = {
         "runs": [str(r) for r in runs], "model": model, "split": split,
-        "examples": loss.examples, "barrier": found.barrier,
-    })
-    labels = [pictures.label(run) for run in runs]
+        "examples": loss.examples, "points": points,
+        "rounds": [int(t.state.round) for t in trained],
+    }
+    base = _between("line", trained, what)
+    results.save(base, found._asdict(), what | {"barrier": found.barrier})
+    labels = groups.unique_paths(runs)
     return found.barrier, [str(pictures.line(found, labels, results.suffixed(base, ".png")))]
+
+
+def _between(kind: str, trained: list[TrainedRun], what: dict[str, Any]) -> pathlib.Path:
+    """The path of results about several runs: their names, and a digest of all that they are of."""
+    places = [os.path.abspath(t.folder.path) for t in trained]
+    of = results.digest([places, {name: v for name, v in what.items() if name != "runs"}])
+    names = "_".join(t.folder.path.name for t in trained)
+    name = f"{kind}_{names}_{what['split']}{what['examples']}"
+    return results.named(trained[0].folder.path / "landscape", f"{name[:150]}_{of}")
 
 
 def shared_stats(trained: list[TrainedRun], model: str) -> Any:

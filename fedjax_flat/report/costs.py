@@ -13,6 +13,7 @@ from typing import Any
 from fedjax_flat import errors
 from fedjax_flat.data import Partition
 from fedjax_flat.report import tables
+from fedjax_flat.report.groups import unique_paths
 from fedjax_flat.run import metrics
 from fedjax_flat.run.phases import records
 from fedjax_flat.run.run_folder import RunFolder
@@ -27,9 +28,8 @@ def costs(
             f"--target {100 * target:g}: expected a score in percent, above 0 and at most 100."
         )
     rows = []
-    for run in runs:
-        folder = RunFolder(run)
-        found = records(folder)
+    for run, name in zip(runs, unique_paths(runs), strict=True):
+        found = records(RunFolder(run))
         rounds, values = metrics.curve(found, split=split, model=model)
         if not len(rounds):
             raise errors.UsageError(
@@ -38,7 +38,7 @@ def costs(
             )
         reached = metrics.rounds_to(found, target, split=split, model=model)
         rows.append([
-            folder.path.name, f"{100 * values[-1]:.2f}",
+            name, f"{100 * values[-1]:.2f}",
             "N/A" if reached is None else str(reached), *_shown(run, reached), *_shown(run),
         ])
     at = f"to {100 * target:g} %"
@@ -77,7 +77,7 @@ def by_phase(
     Of personal models: of the global one, in phases in which clients have none of their own.
     """
     rows, score = [], ""
-    for folder in map(RunFolder, runs):
+    for folder, name in zip(map(RunFolder, runs), unique_paths(runs), strict=True):
         done = 0
         for phase in folder.phases:
             found = metrics.read(phase.metrics_file)
@@ -89,7 +89,7 @@ def by_phase(
             sent, flops = metrics.bytes_until(found), metrics.flops_until(found)
             clients = Partition.load(phase.partition_file).num_clients
             rows.append([
-                folder.path.name, phase.path.name, f"{done + 1}-{done + last}" if last else "-",
+                name, phase.path.name, f"{done + 1}-{done + last}" if last else "-",
                 f"{100 * values[-1]:.2f}" if len(rounds) else "-", amount(sent, "B"),
                 "N/A" if flops is None else amount(flops / clients, "FLOPs"), *_shown(phase.path),
             ])

@@ -39,7 +39,9 @@ def probe(
     for count in (0, *random):
         built = _on_features(trained, variables, ridge, count, sigma, data_dir)
         found[f"fed3r_rf {count}" if count else "fed3r"] = _accuracy(built, solved(built))
-    path = trained.folder.path / "probe" / f"{model}_ridge{ridge:g}.json"
+    of = "".join(f"_{count}" for count in random) + f"_sigma{sigma:g}" * bool(random)
+    name = f"{model}_round{found['round']}_ridge{ridge:g}{of}.json"
+    path = trained.folder.path / "probe" / name
     path.parent.mkdir(exist_ok=True)
     write_atomically(path, json.dumps(found, indent=2) + "\n")
     return found

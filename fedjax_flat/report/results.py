@@ -26,6 +26,11 @@ def named(folder: pathlib.Path, name: str) -> pathlib.Path:
     return folder / f"{short}_{hashlib.sha256(os.fsencode(name)).hexdigest()[:16]}"
 
 
+def digest(what: Any) -> str:
+    """Eight letters that tell computations of one name apart."""
+    return hashlib.sha256(json.dumps(what, sort_keys=True, default=str).encode()).hexdigest()[:8]
+
+
 def suffixed(base: pathlib.Path, suffix: str) -> pathlib.Path:
     """base + suffix, whatever dots there are in base."""
     return base.with_name(base.name + suffix)
@@ -50,7 +55,14 @@ def save(base: pathlib.Path, arrays: dict[str, Any], what: dict[str, Any]) -> No
 
 def load(base: pathlib.Path, what: dict[str, Any]) -> dict[str, np.ndarray] | None:
     """The arrays of this computation, if they are there and sound."""
-    path = suffixed(base, ".npz")
+    found = read(suffixed(base, ".npz"), otherwise="computed again")
+    return found[1] if found and found[0] == what else None
+
+
+def read(
+    path: pathlib.Path, *, otherwise: str = "left out"
+) -> tuple[dict[str, Any], dict[str, np.ndarray]] | None:
+    """(what it is of, arrays) of a file, if it is there and sound."""
     if not path.is_file():
         return None
     try:
@@ -60,9 +72,9 @@ def load(base: pathlib.Path, what: dict[str, Any]) -> dict[str, np.ndarray] | No
     except (OSError, ValueError, KeyError, TypeError):
         sound = False
     if not sound:
-        warnings.warn(f"{path} is damaged or of an earlier version: computed again", stacklevel=3)
+        warnings.warn(f"{path} is damaged or of an earlier version: {otherwise}", stacklevel=3)
         return None
-    return arrays if saved == what else None
+    return saved, arrays
 
 
 def _digest(arrays: dict[str, Any], what: dict[str, Any]) -> str:

@@ -5,6 +5,7 @@ shift. `mean` is over the corruptions, without the clean images.
 """
 
 import json
+import os
 import pathlib
 from collections.abc import Sequence
 from typing import Any
@@ -17,7 +18,7 @@ from fedjax_flat import errors
 from fedjax_flat.data.corruptions import CORRUPTIONS, SEVERITIES, corrupted, folder_of
 from fedjax_flat.disk import write_atomically
 from fedjax_flat.experiment import config as config_lib
-from fedjax_flat.report import pictures, tables
+from fedjax_flat.report import groups, pictures, results, tables
 from fedjax_flat.run.restore import TrainedRun, load_run
 from fedjax_flat.run.run_folder import RunFolder
 
@@ -43,7 +44,8 @@ def robustness(
     for name in corruptions:
         errors.lookup("corruption", name, CORRUPTIONS)
     dataset = _dataset_of(runs, data_dir)
-    trained = dict(zip(_labels(runs), (load_run(run, data_dir) for run in runs), strict=True))
+    labels = groups.unique_paths(runs)
+    trained = dict(zip(labels, (load_run(run, data_dir) for run in runs), strict=True))
     for one in trained.values():
         one.model(model)
     count = min(examples or len(dataset.test.labels), len(dataset.test.labels))
@@ -65,7 +67,9 @@ def robustness(
         "examples": count, "rounds": [int(one.state.round) for one in trained.values()],
         "accuracy": accuracy,
     }
-    base = RunFolder(runs[0]).path / "robustness" / f"{model}_severity{severity}_test{count}"
+    of = results.digest([[os.path.abspath(run) for run in runs], result["rounds"], corruptions])
+    name = f"{model}_severity{severity}_test{count}_{of}"
+    base = RunFolder(runs[0]).path / "robustness" / name
     base.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(base.with_name(base.name + ".json"), json.dumps(result, indent=2) + "\n")
     figure = draw(accuracy, base.with_name(base.name + ".png"), severity=severity)
@@ -87,7 +91,8 @@ def draw(accuracy: dict[str, dict[str, float]], path: pathlib.Path, *, severity:
     width = 0.8 / len(accuracy)
     for i, (label, found) in enumerate(accuracy.items()):
         places = np.arange(len(names)) + (i - (len(accuracy) - 1) / 2) * width
-        axes.bar(places, [100 * found[n] for n in names], width, color=f"C{i}", label=label)
+        heights = [100 * found[n] for n in names]
+        axes.bar(places, heights, width, color=f"C{i}", label=pictures.shown(label))
     words = [name.replace("_", " ") for name in names]
     axes.set_xticks(range(len(names)), words, rotation=45, ha="right")
     axes.set(ylabel=f"test accuracy (%), severity {severity}", ylim=(0, None))
@@ -128,9 +133,3 @@ def _dataset_of(runs: Sequence[str], data_dir: str | None) -> data_lib.Dataset:
                 f"{other[1] or ''}: expected runs on one data set. Ask for each by itself."
             )
     return data_lib.load(name, data_dir, **options)
-
-
-def _labels(runs: Sequence[str]) -> list[str]:
-    """The folders' names, or their paths if two have the same."""
-    names = [pathlib.Path(run).name for run in runs]
-    return names if len(set(names)) == len(names) else [str(run) for run in runs]

@@ -19,21 +19,22 @@ from fedjax_flat.version import __version__
 MARK = ".fedjax_flat_run.json"
 LOCK = ".lock"
 _PARTIAL = r"|\.partial-.+"
+_DRAWN = r"(png|pdf|svg|eps|ps|jpe?g|tiff?|webp|svgz|pgf)"
 # folder: what in it is ours; a checkpoint is a folder, with all that is inside
 _OURS = {
     ".": r"((config|environment|origin|features|init|groups)\.json|(partition|groups)\.npz|"
          r"(metrics|clients)\.jsonl)(\.damaged|\.partial)?|traceback-.+\.txt|"
          + re.escape(MARK) + _PARTIAL,
     "checkpoints": r"\d+|\d+\.orbax-checkpoint-tmp.*",
-    "curvature": r"(.+_(lanczos|power)\d+(_float64)?|clients\d+_train\d+)\.(npz|json|png)|\.lock-.+"
-                 + _PARTIAL,
-    "figures": r"(score|curvature|temperature|growth|distances|similarity|clients_.+)\.png"
-               + _PARTIAL,
+    "curvature": r"(.+_(lanczos|power)\d+(_float64)?(_seed\d+)?|clients\d+_(round\d+_)?train\d+)"
+                 rf"\.(npz|json|{_DRAWN})|\.lock-.+" + _PARTIAL,
+    "figures": r"(score|curvature|temperature|growth|distances|similarity|clients_.+)"
+               rf"\.{_DRAWN}" + _PARTIAL,
     "imports": r"\d+_.+" + _PARTIAL,
-    "landscape": r"(surface|plane|line)s?_.+\.(npz|json|png|html)|\.lock-.+" + _PARTIAL,
+    "landscape": rf"(surface|plane|line)s?_.+\.(npz|json|html|{_DRAWN})|\.lock-.+" + _PARTIAL,
     "probe": r".+_ridge.+\.json" + _PARTIAL,
-    "recovery": r".+_round\d+_client\d+\.(json|png)" + _PARTIAL,
-    "robustness": r".+_severity\d_test\d+\.(json|png)" + _PARTIAL,
+    "recovery": rf".+_round\d+_client\d+\.(json|{_DRAWN})" + _PARTIAL,
+    "robustness": r".+_severity\d_test\d+(_[0-9a-f]{8})?\.(json|" + _DRAWN + ")" + _PARTIAL,
     "tensorboard": r"events\.out\..+",
 }
 # A phase's folder, which is a run folder of its own, with a mark of its own: 2_fedavg_head.

@@ -15,7 +15,7 @@ import json
 import os
 import pathlib
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -154,8 +154,10 @@ def evaluated(records) -> list[tuple[str, str]]:
 def window_mean(records, window: int, **selection) -> tuple[float, float, int]:
     """(mean, standard deviation, number) over the last `window` rounds: the reported number.
 
-    Of phases, over rounds of the last one that has such scores.
+    Of phases, over rounds of the last one that has such scores. Round 0, before any training, is
+    never one of them.
     """
+    records = [r for r in records if r["round"]]
     for phase in reversed(phase_ends(records)):
         own = [r for r in records if r["phase"] == phase]
         if len(curve(own, **selection)[0]):
@@ -164,7 +166,9 @@ def window_mean(records, window: int, **selection) -> tuple[float, float, int]:
     rounds, values = curve(records, **selection)
     if not len(rounds):
         wanted = ", ".join(f"{name} = {value}" for name, value in selection.items())
-        raise errors.UsageError(f"there is no score to average in the metrics ({wanted}).")
+        raise errors.UsageError(
+            f"there is no score of a trained round to average in the metrics ({wanted})."
+        )
     last = values[rounds > rounds.max() - window]
     return float(last.mean()), float(last.std()), len(last)
 
@@ -203,6 +207,28 @@ def flops_until(records, last_round: int | None = None) -> float | None:
     found = [r.get("flops") for r in records if r["split"] == "cohort"
              and (last_round is None or r["round"] <= last_round)]
     return None if None in found else sum(found, 0.0)
+
+
+def running(records, name: str) -> dict[int, float]:
+    """What was spent up to every round of training: bytes, flops, seconds, wall; from 0 on.
+
+    `seconds` are simulated (docs/clock.md), `wall` those that the rounds took here. Nothing where
+    a round does not say.
+    """
+    parts: dict[str, Callable[[dict[str, Any]], float | None]] = {
+        "bytes": lambda r: r.get("bytes_down", 0) + r.get("bytes_up", 0),
+        "wall": lambda r: r["examples"] / r["examples_per_s"] if r.get("examples_per_s") else None,
+    }
+    of_round = parts.get(name, lambda r: r.get(name))
+    total, found = 0.0, {0: 0.0}
+    for record in records:
+        if record["split"] == "cohort":
+            spent = of_round(record)
+            if spent is None:
+                return {}
+            total += spent
+            found[record["round"]] = total
+    return found
 
 
 def bytes_until(records, last_round: int | None = None) -> int:
