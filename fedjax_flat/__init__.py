@@ -48,6 +48,7 @@ _NAMES = {
     "init_state": "engine.round",
     "load_run": "run.restore",
     "many_rounds": "engine.round",
+    "Sweep": "sweep.plan",
     "once": "engine.sampling",
     "only_used": "experiment.config",
     "phase_configs": "experiment.phases",

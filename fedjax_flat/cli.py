@@ -192,6 +192,26 @@ def _add_runs(commands) -> None:
                         "that clients have")
     report.set_defaults(call=run.report)
 
+    sweep = commands.add_parser(
+        "sweep", help="runs of many methods, settings and seeds from a Python file; goes on",
+        epilog="example: fedjax-flat sweep configs/sweep_digits.py --run runs/sweep; the file is "
+        "run, as a config file is",
+    )
+    sweep.add_argument("file", metavar="FILE", help="with get_sweep(); FILE:OPTIONS calls it so")
+    sweep.add_argument("--run", required=True, metavar="FOLDER")
+    sweep.add_argument("--engine", default="local", help="local (default), ray[=ADDRESS], slurm")
+    sweep.add_argument("--workers", type=int, default=0, metavar="N",
+                       help="cells at once (default: one per two cores)")
+    sweep.add_argument("--data", help="data folder (default: $FEDJAX_FLAT_DATA)")
+    sweep.add_argument("--quiet", action="store_true", help="no live table")
+    sweep.set_defaults(call=run.sweep)
+
+    table = commands.add_parser("table", help="the table of a sweep, as papers print it")
+    table.add_argument("sweep", metavar="FOLDER")
+    table.add_argument("--form", default="text", help="text (default), markdown, latex, csv")
+    table.add_argument("--split", default="test", help="on which scores are reported (test)")
+    table.set_defaults(call=run.table)
+
     weigh = commands.add_parser(
         "weigh", help="what a client's update weighs by every codec: three rules, and real bytes"
     )

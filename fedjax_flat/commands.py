@@ -259,6 +259,38 @@ def temperature(args, rest: list[str]) -> int:
     return 0
 
 
+def sweep(args, rest: list[str]) -> int:
+    """Runs the cells of a sweep, and shows its table."""
+    from fedjax_flat.sweep import ENGINES, book, driver, load, plan, results
+
+    refuse_unknown(rest)
+    name, _, address = args.engine.partition("=")
+    make = errors.lookup("engine", name, ENGINES)
+    errors.at_least("--workers", args.workers, 0)
+    asked = load(args.file)
+    results.check_choice(plan.cells(asked), asked.choose_by, bool(asked.tune))
+    kept = book.Book(pathlib.Path(args.run))
+    outcome = driver.run(
+        asked, kept, lambda: make(kept, args.data, args.workers, address),
+        show=None if args.quiet else driver.Screen(),
+    )
+    for cell, why in outcome.failed.items():
+        print(f"failed: {cell}: {errors.printable(why)}; all it said is in "
+              f"{kept.path(cell, 'log')}", file=sys.stderr)
+    print(results.table(results.results(kept)))
+    return 1 if outcome.failed else 0
+
+
+def table(args, rest: list[str]) -> int:
+    """The table of a sweep."""
+    from fedjax_flat.sweep import book, results
+
+    refuse_unknown(rest)
+    found = results.results(book.Book(pathlib.Path(args.sweep)), args.split)
+    print(results.table(found, args.form))
+    return 0
+
+
 def recover(args, rest: list[str]) -> int:
     """What a client could recover of the others' images."""
     from fedjax_flat.report import tables

@@ -85,35 +85,39 @@ def _first_config(path: str | None, folder):
 
 
 def _run_config_file(path: str):
-    """`get_config()` of FILE, or `get_config("OPTIONS")` of FILE:OPTIONS."""
     import ml_collections
 
+    config = run_file(path, "get_config", "config file")
+    if not isinstance(config, ml_collections.ConfigDict) or not hasattr(config, "algorithm"):
+        raise errors.UsageError(
+            f"get_config() of {path.split(':', 1)[0]} returns {type(config).__name__}: expected "
+            "the config of fedjax_flat.default_config(), changed."
+        )
+    return config
+
+
+def run_file(path: str, function: str, what: str):
+    """What `function()` of FILE returns, or `function("OPTIONS")` of FILE:OPTIONS."""
     file, *options = path.split(":", 1)
     if not pathlib.Path(file).is_file():
-        raise errors.UsageError(f"no config file {file}.")
+        raise errors.UsageError(f"no {what} {file}.")
     try:
-        get_config = runpy.run_path(file).get("get_config")
-        if not callable(get_config):
-            raise errors.UsageError(f"config file {file} defines no get_config().")
-        config = get_config(*options)
+        get = runpy.run_path(file).get(function)
+        if not callable(get):
+            raise errors.UsageError(f"{what} {file} defines no {function}().")
+        return get(*options)
     except errors.UsageError:
         raise
     except SystemExit as e:
-        raise errors.UsageError(f"config file {file} ends the program (exit {e.code}).") from e
+        raise errors.UsageError(f"{what} {file} ends the program (exit {e.code}).") from e
     except SyntaxError as e:
-        raise errors.UsageError(f"config file {file}, line {e.lineno}: {e.msg}.") from e
+        raise errors.UsageError(f"{what} {file}, line {e.lineno}: {e.msg}.") from e
     except Exception as e:  # whatever a user's file does
         line = next((f.lineno for f in reversed(traceback.extract_tb(e.__traceback__))
                      if f.filename == file), "?")
         raise errors.UsageError(
-            f"config file {file}, line {line}: {type(e).__name__}: {_one_line(e)}"
+            f"{what} {file}, line {line}: {type(e).__name__}: {_one_line(e)}"
         ) from e
-    if not isinstance(config, ml_collections.ConfigDict) or not hasattr(config, "algorithm"):
-        raise errors.UsageError(
-            f"get_config() of {file} returns {type(config).__name__}: expected the config of "
-            "fedjax_flat.default_config(), changed."
-        )
-    return config
 
 
 def _unknown_setting(overrides: list[str], error: Exception) -> str:
