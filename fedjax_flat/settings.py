@@ -9,7 +9,7 @@ from fedjax_flat import errors
 COUNTABLE = 2**31  # in a compiled function, from 0 on
 
 
-_EXAMPLES: dict[type, tuple] = {str: ("mine.py",), float: (0.5, 0.25)}
+_EXAMPLES: dict[type, tuple] = {str: ("mine.py",), float: (0.5, 0.25), int: (64, 128)}
 
 
 class Setting(NamedTuple):

@@ -270,6 +270,10 @@ def build_network(
         flip=config.data.flip,
         cutout=config.data.cutout,
         mixup=config.data.mixup,
+        jitter=config.data.jitter,
+        scale=config.data.scale,
+        crop=config.data.crop,
+        ignored=config.task.ignored,
         normals=normals,
     )
     network = config_lib.options_of(config, "model", models.MODELS.find(config.model.name))

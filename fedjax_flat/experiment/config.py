@@ -71,6 +71,15 @@ SETTINGS: dict[str, Setting] = {
         0.0, "largest random turn to either side, of 1; 0 is none", at_least=0, at_most=0.5
     ),
     "data.flip": Setting(False, "left to right, half of the time"),
+    "data.scale": Setting(
+        (), "range of a random scale of images and labels of pixels; () is none", items=float
+    ),
+    "data.crop": Setting(
+        (), "height and width of a random crop of both; () is the whole image", items=int
+    ),
+    "data.jitter": Setting(
+        (), "largest changes of brightness, contrast and saturation; () is none", items=float
+    ),
     "data.cutout": Setting(0, "side of the square in pixels; 0 is none", at_least=0),
     "data.mixup": Setting(0.0, "alpha of Beta(alpha, alpha); 0 is none", at_least=0),
     "data.validation": Setting(0.0, "share of the train examples held out", **_SHARE),

@@ -129,6 +129,8 @@ def _by_weight(c: Config) -> bool:
     return c.server.aggregate == "mean" or by_examples
 
 
+_MOVES = ("data.crop_padding", "data.rotation", "data.flip", "data.cutout", "data.scale",
+          "data.crop", "data.jitter")
 # name or section: (whether it has an effect, why not); all that fit a setting must hold
 _RULES: list[tuple[tuple[str, ...], Callable[[Config], bool], str]] = [
     (("client.",), _takes_steps, "clients take no local steps under {method}"),
@@ -190,14 +192,13 @@ _RULES: list[tuple[tuple[str, ...], Callable[[Config], bool], str]] = [
     (("model.groups",), _group_normed, "it is of GroupNorm, and model.norm is not group"),
     (("data.unlabelled",), lambda c: method_of(c).unlabelled, "{method} does not learn from it"),
     (("data.validation_from",), lambda c: c.data.validation > 0, "data.validation is 0"),
-    (("data.crop_padding", "data.rotation", "data.flip", "data.cutout", "data.mixup"), _takes_steps,
-     "{method} sees the examples as they are"),
-    (("data.crop_padding", "data.rotation", "data.flip", "data.cutout", "model.dropout",
-      "model.statistics"), lambda c: not c.data.features,
+    ((*_MOVES, "data.mixup"), _takes_steps, "{method} sees the examples as they are"),
+    ((*_MOVES, "model.dropout", "model.statistics"), lambda c: not c.data.features,
      "data.features are computed once, of the examples as they are"),
     (("model.statistics",), lambda c: c.client.frozen != "features",
      "statistics of frozen features stay as they are"),
     (("model.statistics",), _takes_steps, "statistics stay as they are under {method}"),
+    (("task.hard_of",), lambda c: c.task.hard < 1, "task.hard is 1: all pixels count"),
     (("data.rdn_groups",), lambda c: c.data.rdn, "data.rdn is False"),
     (("data.mean", "data.std"), lambda c: not c.data.rdn,
      "data.rdn normalises by clients' statistics"),

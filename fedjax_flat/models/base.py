@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_flat import errors
-from fedjax_flat.models.layers import EndOfBlock
+from fedjax_flat.models.layers import AuxiliaryHead, EndOfBlock
 from fedjax_flat.models.units import Units, units_of, widths_of
 
 CLASSIFIER = "classifier"  # the name of a model's last module: what it reads are the features
@@ -27,13 +27,16 @@ class Outputs(NamedTuple):
     """Of a network: `features` are what the classifier read, () where no module has that name.
 
     `stats` are the statistics after this batch: those before it, unless in training mode. `blocks`
-    are the values at the ends of the network's blocks (`layers.EndOfBlock`), in their order.
+    are the values at the ends of the network's blocks (`layers.EndOfBlock`), in their order, and
+    `auxiliary` the logits of heads beside the classifier (`layers.AuxiliaryHead`), in training mode
+    only.
     """
 
     logits: Any
     features: Any = ()
     stats: Any = ()
     blocks: tuple[Any, ...] = ()
+    auxiliary: tuple[Any, ...] = ()
 
 
 AtBlocks = Callable[[int, Any], Any]
@@ -114,11 +117,15 @@ def from_linen(
             )
         read: list[Any] = []
         blocks: list[Any] = []
+        auxiliary: list[Any] = []
 
         def watch(call, args, kwargs, context):
             if context.method_name == "__call__" and isinstance(context.module, EndOfBlock):
                 blocks.append(at_blocks(len(blocks), args[0]) if at_blocks else args[0])
                 return blocks[-1]
+            if context.method_name == "__call__" and isinstance(context.module, AuxiliaryHead):
+                auxiliary.append(call(*args, **kwargs))
+                return auxiliary[-1]
             if context.module.name == CLASSIFIER and context.method_name == "__call__":
                 read.append(args[0])
             return call(*args, **kwargs)
@@ -132,8 +139,9 @@ def from_linen(
         if moves:
             logits, stats = logits[0], dict(logits[1])
         if dtype == jnp.bfloat16:
-            logits = jax.tree.map(lambda x: x.astype(jnp.float32), logits)
-        return Outputs(logits, read[-1] if read else (), stats, tuple(blocks))
+            logits, auxiliary = jax.tree.map(lambda x: x.astype(jnp.float32), (logits, auxiliary))
+        heads = tuple(auxiliary) if train else ()
+        return Outputs(logits, read[-1] if read else (), stats, tuple(blocks), heads)
 
     return Model(init, apply, inputs, units)
 

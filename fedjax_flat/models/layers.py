@@ -90,6 +90,13 @@ class EndOfBlock(nn.Module):
         return x
 
 
+class AuxiliaryHead(nn.Module):
+    """A base of heads whose logits add to the loss while a network is trained, and are gone then.
+
+    What its `__call__` returns is found in `Outputs.auxiliary`; nothing else need read it.
+    """
+
+
 class Projection(nn.Module):
     """Two layers between the features and the classifier, which then reads what they make of them.
 

@@ -6,6 +6,7 @@ from fedjax_flat.tasks.base import Sums, Task, count, masked_sum, of_network
 from fedjax_flat.tasks.classification import classification, cross_entropy
 from fedjax_flat.tasks.language import language
 from fedjax_flat.tasks.regression import regression
+from fedjax_flat.tasks.segmentation import SETTINGS as SEGMENTATION
 from fedjax_flat.tasks.segmentation import segmentation
 
 # make(model, preprocess, dataset, **settings) -> Task
@@ -17,9 +18,7 @@ TASKS.add("language", entry(language, {
     "padding": Setting(0, "the token that counts nowhere"),
 }))
 TASKS.add("regression", entry(regression))
-TASKS.add("segmentation", entry(segmentation, {
-    "ignored": Setting(255, "the label of pixels that count nowhere"),
-}))
+TASKS.add("segmentation", entry(segmentation, SEGMENTATION))
 
 __all__ = [
     "TASKS", "Sums", "Task", "classification", "count", "cross_entropy", "language", "masked_sum",
