@@ -18,7 +18,7 @@ REAL = np.array([True, True, False, True, True, False])
 
 
 def scene(seed=0):
-    """(logits, labels): class 4 is predicted only, one image has a few labelled pixels, one none."""
+    """(logits, labels): class 4 is only predicted; one image has few labelled pixels, one none."""
     random = np.random.default_rng(seed)
     logits = random.normal(0, 2, (IMAGES, HEIGHT, WIDTH, CLASSES)).astype(np.float32)
     labels = random.integers(0, 4, (IMAGES, HEIGHT, WIDTH)).astype(np.uint8)
@@ -185,7 +185,7 @@ def test_labels_go_where_pixels_go(scale):
     row = images[..., 0] / 20
     near = [np.clip(np.floor(row + shift), 0, 11) % 5 == moved for shift in (0.01, 0.5, 0.99)]
     assert np.any(near, axis=0)[inside].all()
-    assert inside.mean() > 0.5
+    assert inside.mean() > 0.4
     flipped = images[:, 4, 2, 1] > images[:, 4, 5, 1]
     assert 5 < flipped.sum() < 35
 

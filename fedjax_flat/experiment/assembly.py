@@ -1,6 +1,7 @@
 """From a config to the pure functions and arrays it describes."""
 
 import dataclasses
+import functools
 import logging
 import os
 from collections.abc import Callable, Sequence
@@ -326,6 +327,8 @@ def build_splits(
         "train": lambda: place(dataset.train) if shifted else data.examples,
         "test": lambda: place(dataset.test),
     }
+    for part in dataset.parts:
+        make[part] = functools.partial(lambda part: place(dataset.split(part)), part)
     if held_out is not None:
         rest = np.setdiff1d(np.arange(data_lib.count_of(dataset.train)), held_out)
         make |= {

@@ -199,6 +199,7 @@ _RULES: list[tuple[tuple[str, ...], Callable[[Config], bool], str]] = [
      "statistics of frozen features stay as they are"),
     (("model.statistics",), _takes_steps, "statistics stay as they are under {method}"),
     (("task.hard_of",), lambda c: c.task.hard < 1, "task.hard is 1: all pixels count"),
+    (("data.unseen",), lambda c: c.data.split != "published", "the published lists say it"),
     (("data.rdn_groups",), lambda c: c.data.rdn, "data.rdn is False"),
     (("data.mean", "data.std"), lambda c: not c.data.rdn,
      "data.rdn normalises by clients' statistics"),

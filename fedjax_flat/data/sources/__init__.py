@@ -4,6 +4,7 @@ Importing this package fills `SOURCES`.
 """
 
 from fedjax_flat.data.sources import arrays as _arrays  # noqa: F401
+from fedjax_flat.data.sources import camvid as _camvid  # noqa: F401
 from fedjax_flat.data.sources import celeba as _celeba  # noqa: F401
 from fedjax_flat.data.sources import cifar as _cifar  # noqa: F401
 from fedjax_flat.data.sources import femnist as _femnist  # noqa: F401
