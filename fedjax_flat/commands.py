@@ -223,6 +223,20 @@ def robustness(args, rest: list[str]) -> int:
     return 0
 
 
+def masks(args, rest: list[str]) -> int:
+    """What a segmentation model sees."""
+    from fedjax_flat.report import tables
+    from fedjax_flat.report.masks import masks, table
+
+    refuse_unknown(rest)
+    result = masks(args.run, split=args.split, model=args.model, examples=args.examples,
+                   data_dir=args.data)
+    print(table(result))
+    for path in result["figures"]:
+        print(tables.named("figure", path))
+    return 0
+
+
 def plan(args, rest: list[str]) -> int:
     """What an experiment's round needs on TPUs that are not here."""
     from fedjax_flat import runtime

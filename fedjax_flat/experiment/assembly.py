@@ -18,7 +18,7 @@ from fedjax_flat.data import Dataset, Examples, FederatedData, HostData, Partiti
 from fedjax_flat.data import shift as shift_lib
 from fedjax_flat.data.partition import follow_owners, hold_out, local_split
 from fedjax_flat.engine import client_state, cohort, sampling
-from fedjax_flat.engine.evaluate import evaluator, in_blocks, personal_evaluator
+from fedjax_flat.engine.evaluate import adapter, evaluator, in_blocks, personal_evaluator
 from fedjax_flat.engine.round import (
     Averages,
     CohortOf,
@@ -68,6 +68,7 @@ class Experiment:
     cohort_of: CohortOf
     step: RoundStep
     evaluate: Callable[..., Sums]
+    predict: Callable[..., jax.Array]  # (variables, a split's examples, positions) -> logits
     evaluate_clients: Callable[..., Sums]  # see engine.evaluate.personal_evaluator
     evaluate_personal: Callable[..., Sums] | None
     local_models: Callable[..., Any]  # see engine.round.local_models
@@ -152,8 +153,14 @@ def build(
     )
     task = build_task(config, dataset, network)
     sizes.check(config, task, dataset)
+    sizes.check_batches(config, network.model, shares.train)
+    judge = fixed = task
+    if config.eval.statistics != "model":
+        judge = build_task(config, dataset, build_network(config, dataset, normals, by_batch=True))
+    if config.model.fix_after:
+        fixed = build_task(config, dataset, build_network(config, dataset, normals, frozen=True))
     one = data_lib.whole(jax.tree.map(lambda x: x[:1], dataset.train))
-    algorithm = method.build_algorithm(config, task, one)
+    algorithm = method.build_algorithm(config, task, one, fixed)
     averages = method.build_averages(config)
     strategy = "map" if config.debug else config.cohort.strategy  # one client's values at a time
     over = cohort.cohort_map(strategy, chunk=config.cohort.chunk, devices=config.cohort.devices)
@@ -178,6 +185,7 @@ def build(
         local_test = place_data(config.data.placement, tested, own, over, look)
     seen = shift_lib.seen(shift, dataset, partition)
     splits = build_splits(config, seen, data, shares.validation, over)
+    evaluate, predict = build_evaluator(config, task, judge, batches)
     cosine = config.metrics.cosine
     by_client = lambda whose: jax.jit(
         personal_evaluator(task, whose, config.eval.batch_size, batches)
@@ -196,15 +204,44 @@ def build(
         over=over,
         cohort_of=jax.jit(cohort_of),
         step=round_step(algorithm, sample, over, averages, task=task, cosine=cosine),
-        evaluate=in_blocks(
-            jax.jit(evaluator(task, config.eval.batch_size, batches)), 20 * config.eval.batch_size
-        ),
+        evaluate=in_blocks(evaluate, 20 * config.eval.batch_size),
+        predict=predict,
         evaluate_clients=by_client(None),
         evaluate_personal=by_client(algorithm) if algorithm.personal else None,
         local_models=jax.jit(local_models(algorithm, over)),
         features=featured,
         network=network,
     )
+
+
+def build_evaluator(
+    config: ml_collections.ConfigDict, task: Task, judge: Task, batches: cohort.CohortMap
+) -> tuple[Callable[[Variables, Examples], Sums], Callable[..., jax.Array]]:
+    """(a model's sums on a split, its logits of some examples of a split).
+
+    Statistics are those that `config.eval.statistics` names; `judge` is the task whose network
+    normalises by batch, if need be.
+    """
+    size, of_split = config.eval.batch_size, config.eval.statistics == "split"
+    adapt = jax.jit(adapter(judge, size, batches))
+    shown = task if of_split else judge
+    evaluate = jax.jit(evaluator(shown, size, batches))
+
+    @jax.jit
+    def logits(variables, examples):
+        mask = jax.numpy.ones(data_lib.count_of(examples), bool)
+        stored = data_lib.Batch(examples.inputs, examples.labels, mask)
+        batch = shown.prepare(stored, None)
+        return shown.forward(variables, batch, None).logits
+
+    def adapted(variables, examples):
+        return adapt(variables, examples) if of_split else variables
+
+    def predict(variables, examples, positions):
+        some = jax.tree.map(lambda x: x[np.asarray(positions)], examples)
+        return logits(adapted(variables, examples), some)
+
+    return lambda variables, examples: evaluate(adapted(variables, examples), examples), predict
 
 
 class Shares(NamedTuple):
@@ -258,9 +295,10 @@ def build_task(config: ml_collections.ConfigDict, dataset: Dataset, network: Net
 
 
 def build_network(
-    config: ml_collections.ConfigDict, dataset: Dataset, normals: data_lib.Normals | None = None
+    config: ml_collections.ConfigDict, dataset: Dataset, normals: data_lib.Normals | None = None,
+    *, by_batch: bool = False, frozen: bool = False,
 ) -> Network:
-    """The network that `config.model` names."""
+    """The network that `config.model` names; see `models.from_linen` for the options."""
     preprocess = data_lib.preprocess(
         dataset,
         mean=config.data.mean,
@@ -283,15 +321,21 @@ def build_network(
         num_classes=dataset.num_classes or 1,
         inputs=preprocess.inputs,
         precision=config.model.precision,
-        frozen_stats=config.model.statistics == "frozen" or config.client.frozen == "features",
+        frozen_stats=(
+            frozen or config.model.statistics == "frozen" or config.client.frozen == "features"
+        ),
+        by_batch=by_batch,
         **network,
     )
     stats = jax.eval_shape(model.init, jax.random.key(0)).stats
-    if config.model.statistics != "averaged" and not jax.tree.leaves(stats):
-        raise errors.UsageError(
-            f"config.model.statistics = {config.model.statistics!r} would change nothing: model "
-            f"{config.model.name} has no statistics."
-        )
+    for name in ("model.statistics", "model.fix_after", "eval.statistics"):
+        section, last = name.split(".")
+        value = config[section][last]
+        if value != config_lib.SETTINGS[name].default and not jax.tree.leaves(stats):
+            raise errors.UsageError(
+                f"config.{name} = {value!r} would change nothing: model {config.model.name} has no "
+                "statistics."
+            )
     return Network(preprocess, model)
 
 

@@ -110,8 +110,13 @@ SETTINGS: dict[str, Setting] = {
         "float32", "bfloat16: sums, parameters and loss stay float32", choices=tuple(PRECISIONS)
     ),
     "model.statistics": Setting(
-        "averaged", "BatchNorm's, over clients; or each client's own; or never moved",
+        "averaged", "BatchNorm's, over clients; or each client's own (SiloBN), and all of its "
+        "layers (FedBN); or never moved",
         choices=STATISTICS,
+    ),
+    "model.fix_after": Setting(
+        0, "rounds after which statistics move no more and normalise (FixBN); 0 is never",
+        at_least=0,
     ),
     "model.random.features": Setting(
         0, "random ones, of its own, that the classifier reads; 0 is none", at_least=0
@@ -132,6 +137,7 @@ SETTINGS: dict[str, Setting] = {
     "client.weight_decay": Setting(0.0, at_least=0),
     "client.clip": Setting(0.0, "largest norm of the gradient; 0 is any", at_least=0),
     "client.batch_size": Setting(16, at_least=1),
+    "client.drop_last": Setting(False, "a last batch that is not full, unless it is the only one"),
     "client.epochs": Setting(1, at_least=1),
     "client.steps": Setting(0, "when positive, local steps instead of epochs", at_least=0),
     "client.frozen": Setting(
@@ -229,6 +235,10 @@ SETTINGS: dict[str, Setting] = {
         False, "every model on each client's examples too: fairness.*, clients.jsonl"
     ),
     "eval.batch_size": Setting(500, at_least=1),
+    "eval.statistics": Setting(
+        "model", "BatchNorm's on a split: the model's, those of the split (AdaBN), of each batch",
+        choices=("model", "split", "batch"),
+    ),
 
     "metrics.cosine": Setting(False, "the angle between consecutive moves of the global model"),
 

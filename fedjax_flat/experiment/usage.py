@@ -107,7 +107,8 @@ def random_features(config: Config) -> int:
     return config.model.random.features or (5000 if named else 0)
 
 
-def _takes_steps(c: Config) -> bool:
+def takes_steps(c: Config) -> bool:
+    """Whether clients take local steps."""
     return method_of(c).sharpness != "no steps"
 
 
@@ -133,7 +134,7 @@ _MOVES = ("data.crop_padding", "data.rotation", "data.flip", "data.cutout", "dat
           "data.crop", "data.jitter")
 # name or section: (whether it has an effect, why not); all that fit a setting must hold
 _RULES: list[tuple[tuple[str, ...], Callable[[Config], bool], str]] = [
-    (("client.",), _takes_steps, "clients take no local steps under {method}"),
+    (("client.",), takes_steps, "clients take no local steps under {method}"),
     (("client.rho", "client.rho_start", "client.rho_warmup"), _ascends,
      "there is no ascent: client.sharpness is none"),
     (("client.rho_start",), lambda c: c.client.rho_warmup > 0, "client.rho_warmup is 0"),
@@ -192,14 +193,17 @@ _RULES: list[tuple[tuple[str, ...], Callable[[Config], bool], str]] = [
     (("model.groups",), _group_normed, "it is of GroupNorm, and model.norm is not group"),
     (("data.unlabelled",), lambda c: method_of(c).unlabelled, "{method} does not learn from it"),
     (("data.validation_from",), lambda c: c.data.validation > 0, "data.validation is 0"),
-    ((*_MOVES, "data.mixup"), _takes_steps, "{method} sees the examples as they are"),
+    ((*_MOVES, "data.mixup"), takes_steps, "{method} sees the examples as they are"),
     ((*_MOVES, "model.dropout", "model.statistics"), lambda c: not c.data.features,
      "data.features are computed once, of the examples as they are"),
     (("model.statistics",), lambda c: c.client.frozen != "features",
      "statistics of frozen features stay as they are"),
-    (("model.statistics",), _takes_steps, "statistics stay as they are under {method}"),
+    (("model.statistics",), takes_steps, "statistics stay as they are under {method}"),
     (("task.hard_of",), lambda c: c.task.hard < 1, "task.hard is 1: all pixels count"),
     (("data.unseen",), lambda c: c.data.split != "published", "the published lists say it"),
+    (("model.fix_after",), lambda c: c.model.statistics != "frozen",
+     "model.statistics is frozen, from the first round on"),
+    (("model.fix_after",), takes_steps, "statistics stay as they are under {method}"),
     (("data.rdn_groups",), lambda c: c.data.rdn, "data.rdn is False"),
     (("data.mean", "data.std"), lambda c: not c.data.rdn,
      "data.rdn normalises by clients' statistics"),
@@ -242,7 +246,7 @@ def check_combination(config: Config) -> None:
     def refuse(setting: str, value: Any, why: str) -> None:
         raise errors.UsageError(f"{setting} = {value} does not go with {method.name}: {why}")
 
-    if added and not _takes_steps(config):
+    if added and not takes_steps(config):
         raise errors.UsageError(
             f"algorithm.name = {config.algorithm.name!r}: {added[0].name} changes what local steps "
             f"do, and {method.name} takes none. Add it to fedavg."

@@ -75,7 +75,7 @@ class Dataset:
     def split(self, name: str) -> Examples:
         """The examples of split `train` or `test`, or of a part of test that has a name."""
         everything = slice(None)
-        known = {"train": everything, "test": everything, **self.parts}
+        known: dict[str, Any] = {"train": everything, "test": everything, **self.parts}
         where = errors.lookup("split", name, known)
         examples = self.train if name == "train" else self.test
         return examples if where is everything else jax.tree.map(
