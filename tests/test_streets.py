@@ -1,5 +1,6 @@
 """Streets with a label for every pixel: files of the published layouts, and who owns which."""
 
+import json
 import zipfile
 
 import numpy as np
@@ -153,7 +154,89 @@ def test_rare_classes_of_labels(camvid):
     assert partition.sizes.tolist() == law("natural", data, resize_to=5).sizes.tolist()
     with pytest.raises(ff.UsageError, match="at most as many"):
         ff.data.partition.rare_classes(np.ones((3, 2), bool), [2, 2], seed=0)
-    with pytest.raises(ff.UsageError, match="needs labels of pixels; digits"):
-        law("rare_classes", ff.data.load("digits"))
+    plain = ff.data.from_arrays(np.zeros((4, 2)), np.arange(4))
+    with pytest.raises(ff.UsageError, match="needs labels of pixels; arrays"):
+        law("rare_classes", plain)
     with pytest.raises(ff.UsageError, match="has no owners"):
-        law("stratified", ff.data.load("digits"))
+        law("stratified", plain)
+
+
+def pictures(folder, rows, *, ending="png", values=34):
+    """(picture, labels) files below two folders."""
+    random = np.random.default_rng(1)
+    for image, labels in rows:
+        for path in (folder / image, folder / labels):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(random.integers(0, 256, (4, 8, 3)).astype(np.uint8)).save(folder / image)
+        Image.fromarray(random.integers(0, values, (4, 8)).astype(np.uint8)).save(folder / labels)
+
+
+def of_city(split, city, i):
+    stem = f"{split}/{city}/{city}_00000{i}_000019"
+    return f"leftImg8bit/{stem}_leftImg8bit.png", f"gtFine/{stem}_gtFine_labelIds.png"
+
+
+def test_cityscapes_and_its_lists(tmp_path):
+    root = tmp_path / "cityscapes"
+    cities = [("train", "ulm", 3), ("train", "erfurt", 4), ("val", "munster", 2)]
+    pictures(root, [of_city(s, c, i) for s, c, n in cities for i in range(n)])
+    data = ff.data.load("cityscapes", tmp_path, size=(4, 8))
+    assert (data.clients, data.num_classes, len(data.classes)) == (("erfurt", "ulm"), 19, 19)
+    assert {n: len(w) for n, w in data.parts.items()} == {"unseen": 2, "munster": 2}
+    raw = np.asarray(Image.open(root / of_city("train", "erfurt", 0)[1]))
+    expected = np.full(raw.shape, 255)
+    for c, number in enumerate((7, 8, 11, 12, 13, 17, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 31,
+                                32, 33)):
+        expected[raw == number] = c
+    np.testing.assert_array_equal(data.train.labels[0], expected)
+    cut = lambda pair: tuple(p.split("/", 1)[1] for p in pair)
+    users = {"erfurt0": [("erfurt", 1), ("erfurt", 2)], "mixed": [("ulm", 0), ("erfurt", 3)]}
+    lists = root / "uniform" / "train"
+    lists.mkdir(parents=True)
+    table = {"user_data": {user: dict(zip("xy", zip(*(cut(of_city("train", *row)) for row in rows),
+                                                  strict=True), strict=True))
+                           for user, rows in users.items()}}
+    (lists / "all_data_0.json").write_text(json.dumps(table))
+    listed = ff.data.load("cityscapes", tmp_path, size=(4, 8), lists="uniform")
+    assert listed.clients == ("erfurt0", "mixed")
+    np.testing.assert_array_equal(listed.owners, [0, 0, 1, 1])
+    np.testing.assert_array_equal(listed.train.labels[0], data.train.labels[1])
+    (root / of_city("train", "ulm", 0)[0]).unlink()
+    with pytest.raises(ff.UsageError, match=r"all_data_0.json, client mixed: no picture .*ulm_0"):
+        ff.data.load("cityscapes", tmp_path, size=(4, 8), lists="uniform")
+    (lists / "all_data_0.json").write_text("{}")
+    with pytest.raises(ff.UsageError, match="not as FedDrive writes it"):
+        ff.data.load("cityscapes", tmp_path, size=(4, 8), lists="uniform")
+    with pytest.raises(ff.UsageError, match=r"has no \*.json"):
+        ff.data.load("cityscapes", tmp_path, size=(4, 8), lists="heterogeneous")
+
+
+@pytest.mark.parametrize(
+    ("unseen", "hidden"),
+    [("country", ["T07_CN_A"]), ("rainy", ["T01_HRN_A"]), ("bus", ["T01_CN_B"])],
+)
+def test_idda_by_domain(tmp_path, unseen, hidden):
+    domains = ["T01_CN_A", "T01_CN_B", "T01_HRN_A", "T07_CN_A"]
+    pictures(tmp_path / "idda" / "IDDAsmall", [
+        (f"{d}/RGB/{i}_{d}.jpg", f"{d}/Semantic/{i}_{d}.png") for d in domains for i in range(5)
+    ], values=24)
+    data = ff.data.load("idda", tmp_path, setting=unseen, size=(4, 8))
+    assert data.clients == tuple(d for d in domains if d not in hidden)
+    assert len(data.train.labels) == 12
+    assert (len(data.parts["seen"]), len(data.parts["unseen"])) == (3, 5)
+    np.testing.assert_array_equal(np.sort(data.test_owners), [-1] * 5 + [0, 1, 2])
+    assert data.num_classes == 16
+    first = f"{data.clients[0]}/Semantic/0_{data.clients[0]}.png"
+    raw = np.asarray(Image.open(tmp_path / "idda" / "IDDAsmall" / first))
+    names = {1: "building", 4: "person", 7: "road", 10: "car", 13: "light", 16: "bicycle"}
+    for value, label in zip(raw.ravel(), data.train.labels[0].ravel(), strict=True):
+        assert value not in names or data.classes[label] == names[value]
+        assert value not in (0, 3, 14, 15, 21, 22, 23) or label == 255
+
+
+def test_gta5(tmp_path):
+    pictures(tmp_path / "gta5", [(f"images/{i:05d}.png", f"labels/{i:05d}.png") for i in range(5)])
+    data = ff.data.load("gta5", tmp_path, size=(2, 4))
+    assert (data.train.inputs.shape, len(data.test.labels)) == ((4, 2, 4, 3), 1)
+    again = ff.data.load("gta5", tmp_path, size=(2, 4))  # from the cache
+    np.testing.assert_array_equal(again.train.labels, data.train.labels)

@@ -26,11 +26,12 @@ File = Any  # pathlib.Path, or zipfile.Path: a file in a zip
 
 
 class Scene(NamedTuple):
-    """A picture, the labels of its pixels, and where it is from."""
+    """A picture, the labels of its pixels, where it is from, and whose it is ('': the domain's)."""
 
     image: File
     labels: File
     domain: str
+    client: str = ""
 
 
 class Classes(NamedTuple):
@@ -55,19 +56,30 @@ def dataset(
         )
     size = size or _size_of(train[0].image)
     splits = [_examples(name, scenes, classes, size, root) for scenes in (train, test)]
-    names, owners = numbered([scene.domain for scene in train])
-    number = {domain: i for i, domain in enumerate(names)}
+    names, owners = numbered([scene.client or scene.domain for scene in train])
     tested = np.array([scene.domain for scene in test])
-    test_owners = np.array([number.get(domain, -1) for domain in tested], np.int32)
-    parts = {"seen": np.flatnonzero(test_owners >= 0), "unseen": np.flatnonzero(test_owners < 0)}
+    seen = np.isin(tested, [scene.domain for scene in train])
+    test_owners = _owners_of(tested, train, owners)
+    parts = {"seen": np.flatnonzero(seen), "unseen": np.flatnonzero(~seen)}
     parts |= {str(domain): np.flatnonzero(tested == domain) for domain in np.unique(tested)}
     half = (0.5, 0.5, 0.5)
     return Dataset(
         name, splits[0], splits[1], len(classes.names), 255.0, half, half, "segmentation", owners,
-        test_owners if len(parts["seen"]) else None, names, classes.names,
+        test_owners if (test_owners >= 0).any() else None, names, classes.names,
         parts={part: where for part, where in parts.items() if len(where)},
         colours=classes.colours,
     )
+
+
+def _owners_of(tested: np.ndarray, train: Sequence[Scene], owners: np.ndarray) -> np.ndarray:
+    """The first client that sees a test picture's domain and no other; -1 if none does."""
+    domains = np.array([scene.domain for scene in train])
+    found = {}
+    for client in np.unique(owners)[::-1]:
+        own = np.unique(domains[owners == client])
+        if len(own) == 1:
+            found[str(own[0])] = int(client)
+    return np.array([found.get(str(domain), -1) for domain in tested], np.int32)
 
 
 def opened(path: pathlib.Path) -> File:
