@@ -333,7 +333,7 @@ def test_bfloat16_keeps_float32_parameters_gradients_and_logits(name):
 @pytest.mark.parametrize(
     ("name", "shape", "message"),
     [
-        ("resnet", (32, 32, 3), "unknown model 'resnet': expected one of cnn, eff"),
+        ("resnet", (32, 32, 3), "unknown model 'resnet': expected one of bisenetv2, cnn"),
         ("shakespeare_lstm", (80,), "tokens are float32; expected whole numbers"),
         ("cnn", (8, 8, 1), r"cannot read inputs of shape \(8, 8, 1\).*larger than the image"),
     ],

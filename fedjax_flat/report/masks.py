@@ -114,8 +114,10 @@ def draw(
     figure, axes = pictures.new_figure(len(chosen), 3, size)
     grid = np.reshape(axes, (len(chosen), 3))
     for row, i, guess in zip(grid, chosen, guesses, strict=True):
-        image = np.asarray(own.inputs[i], np.float32) / dataset.max_value
-        shown = (np.clip(image, 0, 1), coloured(np.asarray(own.labels[i]), dataset),
+        image = np.clip(np.asarray(own.inputs[i], np.float32) / dataset.max_value, 0, 1)
+        if image.shape[-1] != 3:  # whatever the channels are: as grey
+            image = image.mean(-1, keepdims=True).repeat(3, -1)
+        shown = (image, coloured(np.asarray(own.labels[i]), dataset),
                  coloured(guess, dataset))
         for ax, picture in zip(row, shown, strict=True):
             ax.imshow(picture, interpolation="nearest")
