@@ -46,7 +46,7 @@ def train(args, rest: list[str]) -> int:
 
 
 def _print_summary(run: str, config, result) -> None:
-    from fedjax_flat.report import figures, pictures, tables
+    from fedjax_flat.report import figures, masks, pictures, tables
     from fedjax_flat.run import metrics
 
     rows = []
@@ -56,6 +56,8 @@ def _print_summary(run: str, config, result) -> None:
         rows.append([model, split, tables.percent(mean, deviation), f"{loss:.4f}", str(count)])
     score = f"{metrics.score_name(result.records)} (%)"
     print(tables.table(["model", "split", score, "loss", "rounds averaged"], rows))
+    if by_class := masks.of_records(result.records):
+        print(by_class)
     if "test" in config.eval.splits:
         path = pathlib.Path(run) / "figures" / "score.png"
         curves = {pictures.label(run): [result.records]}

@@ -49,6 +49,10 @@ def test_masks_of_a_run(run, capsys):
     assert f"{100 * last['miou']:.2f}" in printed
     for name in ("global_last.png", "global_classes.png"):
         assert (path / "masks" / name).stat().st_size > 5000
+    by_class = masks.of_records(result.records)
+    assert "global last" in by_class
+    assert f"{100 * last['iou.b']:.2f}" in by_class
+    assert masks.of_records([r | {"split": "cohort"} for r in result.records]) == ""
     personal = [r for r in result.records if r["model"] == "personal"]
     assert {r["split"] for r in personal} == {"own", "local_test"}
 

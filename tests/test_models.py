@@ -71,8 +71,8 @@ DENSE = ("bisenetv2", "deeplabv3")  # a class for every pixel
 
 
 @pytest.mark.parametrize("name", DENSE)
-@pytest.mark.parametrize("size", [(180, 240), (33, 70)])
-def test_classes_of_pixels_of_images_of_any_size(name, size):
+def test_classes_of_pixels_of_images_of_any_size(name):
+    size = (33, 70)
     model = models.build(name, num_classes=7, inputs=(*size, 3))
     variables = jax.eval_shape(model.init, jax.random.key(0))
     batch = jax.ShapeDtypeStruct((2, *size, 3), jnp.float32)

@@ -7,6 +7,7 @@ statistics as the run evaluates (eval.statistics); a class that a split lacks ha
 
 import json
 import pathlib
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -74,6 +75,23 @@ def table(result: dict[str, Any]) -> str:
     return tables.table([f"IoU (%), {result['model']}, round {result['round']}", *scores], rows)
 
 
+def of_records(records: Sequence[dict[str, Any]]) -> str:
+    """The last IoU of every class that a run's metrics have, models and splits across; '' if none.
+
+    A class that a split lacks is 0 there.
+    """
+    last = {
+        f"{r['model']} {r['split']}": r for r in records
+        if r["split"] != "cohort" and any(name.startswith("iou.") for name in r)
+    }
+    if not last:
+        return ""
+    names = [name for name in next(iter(last.values())) if name.startswith("iou.")]
+    rows = [[name.removeprefix("iou."), *(f"{100 * r[name]:.2f}" for r in last.values())]
+            for name in names]
+    return tables.table(["IoU (%)", *last], rows)
+
+
 def names_of(dataset: data_lib.Dataset) -> tuple[str, ...]:
     """Of the classes."""
     return dataset.classes or tuple(map(str, range(dataset.num_classes)))
@@ -133,7 +151,7 @@ def draw(
 def bars(
     scores: dict[str, dict[str, Any]], dataset: data_lib.Dataset, path: pathlib.Path
 ) -> pathlib.Path:
-    """A bar for every class and split, in the class's colour, the first split's the darkest."""
+    """A bar for every class and split, in the class's colour; splits differ in their hatching."""
     names, colours = names_of(dataset), colours_of(dataset) / 255
     figure, (axes,) = pictures.new_figure(1, 1, (2.0 + 0.6 * len(names), 3.6))
     width = 0.85 / len(scores)
