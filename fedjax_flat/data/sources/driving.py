@@ -143,8 +143,8 @@ SOURCES.add("cityscapes", Source(
     about="streets of German cities, a class for every pixel",
     size="2,975 + 500 images of 1024x2048x3, 19 classes, 18 + 3 cities",
     licence="research only, no redistribution (cityscapes-dataset.com)",
-    files="cityscapes/leftImg8bit/SPLIT/CITY/*.png, cityscapes/gtFine/SPLIT/CITY/*_labelIds.png; "
-          "FedDrive's cityscapes/LISTS/train/*.json",
+    files="cityscapes/leftImg8bit with SPLIT/CITY/*.png, cityscapes/gtFine with "
+          "SPLIT/CITY/*_labelIds.png; FedDrive's cityscapes/LISTS/train/*.json",
     here=files.is_here("cityscapes/leftImg8bit"),
     settings={"lists": _LISTS, "size": _size(512, 1024)},
 ))
@@ -153,7 +153,7 @@ SOURCES.add("idda", Source(
     about="simulated streets by town, weather and view, a class for every pixel",
     size="6,240 images of 1080x1920x3, 16 classes, 104 domains",
     licence="research only (idda-dataset.github.io)",
-    files="idda/IDDAsmall/DOMAIN/RGB/*.jpg, .../Semantic/*.png; FedDrive's "
+    files="idda/IDDAsmall with DOMAIN/RGB/*.jpg and DOMAIN/Semantic/*.png; FedDrive's "
           "idda/LISTS/SETTING/{train,test}/*.json",
     here=files.is_here("idda/IDDAsmall"),
     settings={
