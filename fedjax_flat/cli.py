@@ -347,6 +347,18 @@ def _add_analyses(commands) -> None:
     recover.set_defaults(call=run.recover)
 
 
+    masks = commands.add_parser(
+        "masks", help="predicted labels of pixels beside the truth, and every class's IoU"
+    )
+    masks.add_argument("run", metavar="RUN")
+    masks.add_argument("--split", default="", help="whose images are drawn (default: the last that "
+                       "the run evaluates)")
+    masks.add_argument("--examples", type=int, default=6, help="how many (default 6)")
+    masks.add_argument("--model", default="global", help="global (default), swa or wima")
+    masks.add_argument("--data", help="data folder (default: $FEDJAX_FLAT_DATA)")
+    masks.set_defaults(call=run.masks)
+
+
 def _add_plan(commands) -> None:
     plan = commands.add_parser(
         "plan",

@@ -62,7 +62,7 @@ def _add_oll(config) -> None:
 
 def _print_summary(run: str, config, result) -> None:
     from fedjax_flat.experiment import phase_configs
-    from fedjax_flat.report import figures, pictures, tables
+    from fedjax_flat.report import figures, masks, pictures, tables
     from fedjax_flat.report.costs import by_phase
     from fedjax_flat.run import metrics
 
@@ -79,6 +79,8 @@ def _print_summary(run: str, config, result) -> None:
         rows.append([model, split, tables.percent(mean, deviation), f"{loss:.4f}", str(count)])
     score = f"{metrics.score_name(result.records)} (%)"
     print(tables.table(["model", "split", score, "loss", "rounds averaged"], rows))
+    if by_class := masks.of_records(result.records):
+        print(by_class)
     if "test" in config.eval.splits:
         path = pathlib.Path(run) / "figures" / "score.png"
         curves = {pictures.label(run): [result.records]}
@@ -322,6 +324,20 @@ def robustness(args, rest: list[str]) -> int:
     )
     print(table(result))
     print(tables.named("figure", result["figure"]))
+    return 0
+
+
+def masks(args, rest: list[str]) -> int:
+    """What a segmentation model sees."""
+    from fedjax_flat.report import tables
+    from fedjax_flat.report.masks import masks, table
+
+    refuse_unknown(rest)
+    result = masks(args.run, split=args.split, model=args.model, examples=args.examples,
+                   data_dir=args.data)
+    print(table(result))
+    for path in result["figures"]:
+        print(tables.named("figure", path))
     return 0
 
 

@@ -10,7 +10,8 @@ COUNTABLE = 2**31  # in a compiled function, from 0 on
 
 
 _EXAMPLES: dict[type, tuple] = {
-    str: ("mine.py",), float: (0.5, 0.25), dict: ({"name": "head", "client.frozen": "features"},),
+    str: ("mine.py",), float: (0.5, 0.25), int: (64, 128),
+    dict: ({"name": "head", "client.frozen": "features"},),
 }
 
 

@@ -19,7 +19,7 @@ from fedjax_flat.data.augment import (
     random_resized_crop,
     random_rotation,
 )
-from fedjax_flat.experiment.assembly import build_task
+from fedjax_flat.experiment.assembly import build_network, build_task
 from fedjax_flat.testing import blobs
 
 
@@ -41,7 +41,8 @@ def test_normalisation():
 
 def test_normalisation_that_a_config_says():
     config = load_config(None, ["--config.data.mean=(0.25,)", "--config.data.std=(0.5,)"], None)
-    task = build_task(config, ff.data.load("digits"))
+    digits = ff.data.load("digits")
+    task = build_task(config, digits, build_network(config, digits))
     black = task.prepare(whole_batch(np.zeros((2, 8, 8, 1), np.uint8)), None)
     np.testing.assert_allclose(black.inputs, np.full((2, 8, 8, 1), -0.5), rtol=1e-6)
 

@@ -11,7 +11,7 @@ from conftest import assert_same_bits
 
 import fedjax_flat as ff
 from fedjax_flat import wire
-from fedjax_flat.wire.select import largest
+from fedjax_flat.ops.select import largest
 
 rotation_lib = sys.modules["fedjax_flat.wire.rotation"]  # wire.rotation is the codec
 KEY = jax.random.key(0)

@@ -451,6 +451,8 @@ def test_settings_of_the_personalisation_tables(options, phase, expected):
 def test_wrong_options_of_personalisation(options, sentence):
     with pytest.raises(ff.UsageError, match=sentence):
         personal(options)
+
+
 fedseq_file = runpy.run_path(str(FOLDER / "fedseq.py"))
 
 
@@ -479,3 +481,34 @@ def test_the_study_of_fixed_iterations(method):
         assert (c.cohort.sampling == "sizes") == (method == "fedvc")
     with pytest.raises(ff.UsageError, match="no multiple"):
         get_config("iterations=7")
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ("", {"partition.name": "natural", "partition.resize_to": 12, "eval.statistics": "model",
+              "task.hard": 0.25, "client.drop_last": True, "model.name": "bisenetv2"}),
+        ("clients=uniform", {"partition.name": "stratified", "partition.clients": 12}),
+        ("clients=class,number=6,method=silobn", {
+            "partition.name": "rare_classes", "partition.natural_sizes": True,
+            "algorithm.name": "silobn", "eval.statistics": "split"}),
+        ("norm=layers,method=feddyn", {"model.statistics": "layers", "eval.statistics": "split"}),
+        ("method=silobn,inference=batch,width=0.5", {"eval.statistics": "batch"}),
+        ("cityscapes,lists=heterogeneous,server=momentum", {
+            "data.lists": "heterogeneous", "server.momentum": 0.9, "eval.splits": ("unseen",)}),
+        ("idda,unseen=bus,server=adam", {
+            "data.setting": "bus", "server.optimizer": "adam", "client.learning_rate": 0.1}),
+    ],
+)
+def test_cells_of_feddrive(options, expected):
+    config = runpy.run_path(str(FOLDER / "feddrive.py"))["get_config"](options)
+    config_lib.validate(config)
+    flat = config_lib.flatten(config)
+    assert {name: flat[name] for name in expected} == expected
+
+
+def test_options_of_feddrive_that_cannot_work():
+    feddrive = runpy.run_path(str(FOLDER / "feddrive.py"))["get_config"]
+    for options in ("clients=citys", "lists=uniform", "idda,lists=uniform,number=5"):
+        with pytest.raises(ff.UsageError, match="expected"):
+            feddrive(options)

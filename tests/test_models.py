@@ -43,6 +43,11 @@ def shapes(name, classes=10, inputs=COLOUR, **options):
         ("mobilenetv2", 10, COLOUR, {"norm": "batch"}, 2_223_872 + EXTRACTOR),
         # one bias per channel, 17,056 of them, in place of two parameters
         ("mobilenetv2", 10, COLOUR, {"norm": "none"}, 2_223_872 - 17_056 + EXTRACTOR),
+        ("bisenetv2", 19, COLOUR, {"auxiliary": False}, 3_358_627),  # 3.4 million in surveys
+        ("bisenetv2", 19, COLOUR, {}, 3_358_627 + 1_872_860),
+        # MobileNetV2 without head and classifier, pyramid, 3x3, classifier
+        ("deeplabv3", 21, COLOUR, {}, 2_223_872 - 320 * 1280 - 2560 + 2 * (320 * 256 + 512)
+         + 3 * (9 * 320 * 256 + 512) + 1280 * 256 + 512 + 9 * 256**2 + 512 + 257 * 21),
         ("efficientnet_lite0", 1000, COLOUR, {}, 4_652_008),
         ("efficientnet_lite0", 1000, COLOUR, {"norm": "group"}, 4_652_008),
         ("shakespeare_lstm", 90, TOKENS, {}, 90 * 8 + LSTM(8, 100) + LSTM(100, 100) + 9_090),
@@ -62,6 +67,56 @@ SMALLEST = {
 }
 
 
+DENSE = ("bisenetv2", "deeplabv3")  # a class for every pixel
+
+
+@pytest.mark.parametrize("name", DENSE)
+def test_classes_of_pixels_of_images_of_any_size(name):
+    size = (33, 70)
+    model = models.build(name, num_classes=7, inputs=(*size, 3))
+    variables = jax.eval_shape(model.init, jax.random.key(0))
+    batch = jax.ShapeDtypeStruct((2, *size, 3), jnp.float32)
+    train = lambda v, x: model.apply(v, x, jax.random.key(0), jnp.ones(2, bool))
+    outputs = jax.eval_shape(train, variables, batch)
+    heads = (outputs.logits, *outputs.auxiliary)
+    assert [x.shape for x in heads] == [(2, *size, 7)] * (5 if name == "bisenetv2" else 1)
+    evaluated = jax.eval_shape(model.apply, variables, batch)
+    assert (evaluated.logits.shape, evaluated.auxiliary) == ((2, *size, 7), ())
+
+
+def test_windows_that_overlap():
+    x = np.random.default_rng(0).normal(size=(2, 7, 8, 3)).astype(np.float32)
+    for join, of, fill in ((jnp.maximum, np.max, -np.inf), (jnp.add, np.sum, 0.0)):
+        found = models.bisenet._windows(jnp.asarray(x), join, fill)
+        padded = np.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)), constant_values=fill)
+        expected = [[of(padded[:, i : i + 3, j : j + 3], axis=(1, 2)) for j in range(0, 8, 2)]
+                    for i in range(0, 7, 2)]
+        np.testing.assert_allclose(found, np.moveaxis(expected, 2, 0), rtol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", DENSE)
+def test_classes_of_pixels_are_learned(name):
+    """Colours that say the class: a few steps halve the loss, with every parameter moved."""
+    options = {"width": 0.25} if name == "bisenetv2" else {"features": 16}
+    model = models.build(name, num_classes=3, inputs=(32, 32, 3), dropout=0.0, **options)
+    labels = np.random.default_rng(0).integers(0, 3, (4, 4, 4)).repeat(8, 1).repeat(8, 2)
+    images = np.eye(3, dtype=np.float32)[labels]
+    data = ff.data.from_arrays(images, labels, num_classes=3, task="segmentation")
+    task = ff.tasks.segmentation(model, ff.data.preprocess(data), data)
+    client = ff.client.local_training(task, ff.client.sgd(0.05, momentum=0.9), batch_size=4,
+                                      epochs=30)
+    start = jax.jit(task.init)(jax.random.key(0))
+    train = jax.jit(lambda v, d, key: client.train(v, d, key, round=jnp.int32(0)).variables)
+    end = train(start, ff.data.whole(data.train), jax.random.key(1))
+    first, last = (task.means(ff.evaluator(task, 4)(v, data.train)) for v in (start, end))
+    assert float(last["loss"]) < 0.5 * float(first["loss"])
+    same = [ff.parts.name_of(path) for (path, a), b in zip(
+        jax.tree_util.tree_leaves_with_path(start.params), jax.tree.leaves(end.params), strict=True)
+        if np.array_equal(a, b)]
+    assert not same
+
+
 @pytest.mark.parametrize("name", sorted(models.MODELS))
 def test_every_model_has_a_classifier_that_reads_its_features(name):
     inputs = SMALLEST.get(name, (8, 8, 1))
@@ -73,9 +128,11 @@ def test_every_model_has_a_classifier_that_reads_its_features(name):
         lambda v, x: model.apply(v, x, jax.random.key(0), jnp.ones(3, bool)), variables, batch
     )
     units = batch.shape[:2] if batch.dtype == jnp.int32 else batch.shape[:1]
+    units = batch.shape[:3] if name in DENSE else units
     assert outputs.logits.shape == (*units, 7)
-    width = variables.params["classifier"]["kernel"].shape[0]
-    assert outputs.features.shape == (*units, width)
+    width = variables.params["classifier"]["kernel"].shape[-2]
+    assert outputs.features.shape[-1] == width
+    assert name in DENSE or outputs.features.shape == (*units, width)
     assert jax.tree.structure(outputs.stats) == jax.tree.structure(variables.stats)
     assert models.MODELS[name].doc.endswith(".")
 
@@ -276,7 +333,7 @@ def test_bfloat16_keeps_float32_parameters_gradients_and_logits(name):
 @pytest.mark.parametrize(
     ("name", "shape", "message"),
     [
-        ("resnet", (32, 32, 3), "unknown model 'resnet': expected one of cnn, eff"),
+        ("resnet", (32, 32, 3), "unknown model 'resnet': expected one of bisenetv2, cnn"),
         ("shakespeare_lstm", (80,), "tokens are float32; expected whole numbers"),
         ("cnn", (8, 8, 1), r"cannot read inputs of shape \(8, 8, 1\).*larger than the image"),
     ],

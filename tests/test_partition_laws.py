@@ -261,7 +261,7 @@ def test_registered_laws_run_with_their_defaults():
         digits(), owners=np.arange(1442) % 30, coarse=tuple(c // 2 for c in range(10))
     )
     for name, law in PARTITIONS.items():
-        if name != "released":
+        if name not in ("released", "rare_classes"):  # of files; of labels of pixels
             options = {n: s.default for n, s in law.settings.items()}
             partition = law.make(dataset, None, **options)
             partition.check(1442)

@@ -42,7 +42,8 @@ def scenes(count, seed=0):
 def segmentation():
     dataset = scenes(20)
     model = ff.models.from_linen(Pixels(CLASSES), dataset.inputs)
-    return dataset, ff.tasks.segmentation(model, ff.data.preprocess(dataset), dataset)
+    preprocess = ff.data.preprocess(dataset)
+    return dataset, ff.tasks.segmentation(model, preprocess, dataset, classes="union")
 
 
 def test_segmentation_against_numpy(segmentation):

@@ -78,6 +78,7 @@ def local_training(
     epochs: int = 1,
     steps: int | None = None,
     frozen: parts.Part | None = None,
+    drop_last: bool = False,
 ) -> Client:
     """A client that trains with `optimizer` on the gradient that `sharpness` makes.
 
@@ -85,12 +86,14 @@ def local_training(
     they need. Everything starts fresh in every round. The transforms are called with the extra
     arguments `grad_fn` (the gradient of this batch, same examples and key, elsewhere), `anchor` and
     `round`. Of a group, each client goes on with the model of the one before it. What is `frozen`
-    stays as it was received.
+    stays as it was received. With `drop_last` an epoch ends before a batch that would not be full,
+    unless it is the only one.
     """
     for name, count in (("batch_size", batch_size), ("epochs", epochs), ("steps", steps)):
         if count is not None:
             errors.at_least(name, count, 1)
     own_sharpness, own_frozen = sharpness, frozen
+    batches = functools.partial(_batches, batch_size=batch_size, drop_last=drop_last)
 
     def train(
         variables: Variables,
@@ -110,7 +113,7 @@ def local_training(
         anchor = parts.put(variables, data.own)
         visit = functools.partial(
             _visit, _Step(task, chain, anchor.params, terms, frozen, round),
-            batch_size=batch_size, epochs=epochs, steps=steps,
+            batches=batches, batch_size=batch_size, epochs=epochs, steps=steps,
         )
         zero = jnp.zeros((), jnp.float32)
         start = _Pass(anchor, chain.init(anchor.params), _no_sums(task, anchor, data, batch_size),
@@ -125,15 +128,16 @@ def local_training(
 
     def steps_of(data):
         if data.group is None:
-            total, _ = _schedule(data.size, batch_size, epochs, steps)
+            total, _ = _schedule(data.size, batches(data.size), epochs, steps)
             return jnp.asarray(total, jnp.float32)
-        total, _ = _schedule(data.group.sizes, batch_size, epochs, steps)
+        sizes = data.group.sizes
+        total, _ = _schedule(sizes, batches(sizes), epochs, steps)
         return jnp.sum(total).astype(jnp.float32) * data.passes
 
     over = functools.partial(federated.over, batch_size=batch_size)
     on = functools.partial(
         local_training, optimizer=optimizer, sharpness=sharpness, batch_size=batch_size,
-        epochs=epochs, steps=steps, frozen=frozen,
+        epochs=epochs, steps=steps, frozen=frozen, drop_last=drop_last,
     )
     return Client(task, train, over, steps_of, on, frozen)
 
@@ -200,10 +204,12 @@ class _Step(NamedTuple):
         return parts.without(Variables(tree), self.frozen).params
 
 
-def _visit(step: _Step, begin: _Pass, data: ClientData, key, *, batch_size, epochs, steps) -> _Pass:
+def _visit(
+    step: _Step, begin: _Pass, data: ClientData, key, *, batches, batch_size, epochs, steps
+) -> _Pass:
     """One client's steps."""
-    steps_per_epoch = -(-data.size // batch_size)
-    total, num_epochs = _schedule(data.size, batch_size, epochs, steps)
+    steps_per_epoch = batches(data.size)
+    total, num_epochs = _schedule(data.size, steps_per_epoch, epochs, steps)
     length = -(-data.max_size // batch_size) * batch_size
 
     def one(i, carry, positions, first):
@@ -229,9 +235,20 @@ def _visit(step: _Step, begin: _Pass, data: ClientData, key, *, batch_size, epoc
     return _Pass(variables, states, sums, distance, begin.steps + jnp.asarray(total, jnp.int32))
 
 
-def _schedule(size: Any, batch_size: int, epochs: int, steps: int | None) -> tuple[Any, Any]:
+def _batches(size: Any, *, batch_size: int, drop_last: bool) -> Any:
+    """How many batches an epoch over `size` examples has."""
+    every = -(-size // batch_size)
+    if not drop_last:
+        return every
+    least = min if isinstance(size, int) else jnp.minimum
+    most = max if isinstance(size, int) else jnp.maximum
+    return most(size // batch_size, least(every, 1))
+
+
+def _schedule(
+    size: Any, steps_per_epoch: Any, epochs: int, steps: int | None
+) -> tuple[Any, Any]:
     """(local steps, epochs that they need) of a client of this size."""
-    steps_per_epoch = -(-size // batch_size)
     if steps is None:
         return epochs * steps_per_epoch, epochs
     if isinstance(size, int):

@@ -1,8 +1,9 @@
-"""From stored examples to network inputs: crop, rotation, flip, normalise, cutout, mixup. Pure.
+"""From stored examples to network inputs: colours, crops, turns, normalise, cutout, mixup. Pure.
 
 All but mixup, which has one per batch, take one key per example. Crops and rotations are of stored
 images, black beyond the border, and keep their type; cutout fills with zero after normalisation, as
-the papers' torchvision pipelines do. In order: resized crop, rotation, padded crop, flip.
+the papers' torchvision pipelines do. In order: colours, resized crop, rotation, padded crop, flip.
+Where labels are of pixels, only what moves them with the images (data/scenes.py) moves pixels.
 
 A resized crop makes images of another size: `Preprocess.inputs` says what the network reads.
 Evaluation then takes the largest central square, resized to the same side (the short side resized,
@@ -17,7 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_flat import errors, rng
-from fedjax_flat.data import geometry
+from fedjax_flat.data import geometry, scenes
 from fedjax_flat.data.federated import Batch
 from fedjax_flat.data.rdn import Normals
 from fedjax_flat.data.sources import Dataset
@@ -34,6 +35,7 @@ class Preprocess(NamedTuple):
     evaluate: Callable[[Batch], Batch]
     mixes_labels: bool = False  # whether `train` makes each label a distribution over the classes
     moves_pixels: bool = False  # whether `train` crops, turns or flips
+    moves_labels: bool = False  # whether labels of pixels are moved with them
     inputs: Any = None
 
     def apply(self, batch: Batch, key: jax.Array | None) -> Batch:
@@ -52,6 +54,10 @@ def preprocess(
     flip: bool = False,
     cutout: int = 0,
     mixup: float = 0.0,
+    jitter: Sequence[float] = (),
+    scale: Sequence[float] = (),
+    crop: Sequence[int] = (),
+    ignored: int = 255,
     normals: Normals | None = None,
 ) -> Preprocess:
     """The papers' pipeline for `dataset`.
@@ -59,14 +65,20 @@ def preprocess(
     `mean` and `std` of the channels replace the data set's own; with `normals`, images are
     normalised by clients' statistics instead (data/rdn.py). `resized_crop` and `cutout` are
     sides in pixels, `rotation` the largest turn to either side, of 1 (0.06 is 21.6 degrees),
-    `mixup` the alpha of Beta.
+    `mixup` the alpha of Beta, `jitter` the largest changes of brightness, contrast and saturation.
+    Where labels are of pixels, `scale` and `crop` (data/scenes.py) and `flip` move both, and what
+    is beyond an image is labelled `ignored`.
     """
     check_crops(crop_padding, resized_crop)
     mean, std = _statistics(dataset, mean, std)
     height, width = _image_size(dataset, {
         "crop_padding": crop_padding, "resized_crop": resized_crop, "rotation": rotation,
-        "flip": flip, "cutout": cutout,
+        "flip": flip, "cutout": cutout, "jitter": jitter, "scale": scale, "crop": crop,
     })
+    _check_jitter(dataset, jitter)
+    dense = dataset.task == "segmentation"
+    together = scenes.Moves(tuple(scale), tuple(crop), flip and dense, ignored)
+    scenes.check(dataset, together)
     inputs = dataset.inputs
     if resized_crop:
         height = width = resized_crop
@@ -80,7 +92,8 @@ def preprocess(
         raise errors.UsageError(f"mixup = {mixup}: expected 0 (none) or more.")
     if not 0 <= rotation <= 0.5:
         raise errors.UsageError(f"rotation = {rotation}: expected 0 (none) to 0.5, half a turn.")
-    moves = bool(crop_padding or resized_crop or rotation or flip)
+    alone = bool(crop_padding or resized_crop or rotation or (flip and not dense))
+    moves = alone or bool(together)
 
     def normalise(images, group=None):
         if normals:
@@ -92,13 +105,16 @@ def preprocess(
         return (images.astype(jnp.float32) / dataset.max_value - centre) / scale
 
     def augment_one(key, image):
+        if jitter:
+            largest = dataset.max_value
+            image = random_colours(rng.fold(key, "colours"), image, jitter, largest)
         if resized_crop:
             image = random_resized_crop(rng.fold(key, "resized crop"), image, resized_crop)
         if rotation:
             image = random_rotation(rng.fold(key, "rotation"), image, rotation)
         if crop_padding:
             image = random_crop(rng.fold(key, "crop"), image, crop_padding)
-        if flip:
+        if flip and not dense:
             image = random_flip(rng.fold(key, "flip"), image)
         return image
 
@@ -107,8 +123,12 @@ def preprocess(
         keys, group = rng.fold_each(key, count), None
         if normals:
             images, group = normals.images(images), normals.drawn(rng.fold(key, "rdn"), count)
-        if moves:
+        if alone or jitter:
             images = jax.vmap(augment_one)(keys, images)
+        if together:
+            one = lambda k, x, y: scenes.move(rng.fold(k, "scene"), x, y, together)
+            images, labels = jax.vmap(one)(keys, images, batch.labels)
+            batch = batch._replace(labels=labels)
         images = normalise(images, group)
         if cutout:
             cut = lambda k, image: random_cutout(rng.fold(k, "cutout"), image, cutout)
@@ -127,7 +147,7 @@ def preprocess(
             images = jax.vmap(lambda image: geometry.resize(image, whole, resized_crop))(images)
         return batch._replace(inputs=normalise(images, group))
 
-    return Preprocess(train, evaluate, mixup > 0, moves, inputs)
+    return Preprocess(train, evaluate, mixup > 0, moves, dense and not alone, inputs)
 
 
 def check_crops(crop_padding: int, resized_crop: int) -> None:
@@ -171,6 +191,41 @@ def _image_size(dataset: Dataset, changes: dict[str, Any]) -> tuple[int, int]:
             f"{asked} of inputs of shape {shape}: expected images, (height, width, channels)."
         )
     return 0, 0
+
+
+def _check_jitter(dataset: Dataset, jitter: Sequence[float]) -> None:
+    if jitter and (len(jitter) != 3 or min(jitter) < 0):
+        raise errors.UsageError(
+            f"jitter = {tuple(jitter)}: expected three numbers of 0 or more, the largest changes "
+            "of brightness, contrast and saturation, e.g. (0.5, 0.5, 0.5)."
+        )
+    if jitter and dataset.input_shape[-1] != 3:
+        raise errors.UsageError(
+            f"jitter of images of shape {dataset.input_shape} ({dataset.name}): expected three "
+            "channels."
+        )
+
+
+def random_colours(
+    key: jax.Array, image: jax.Array, amounts: Sequence[float], largest: float
+) -> jax.Array:
+    """Brightness, contrast and saturation times factors in 1 -+ amount, in this order.
+
+    An image is blended with black, with the mean of its grey, and with its grey; whole numbers stay
+    in 0 .. `largest`. torchvision's ColorJitter, but for its order, which is random.
+    """
+    grey = lambda x: jnp.sum(
+        x * jnp.array([0.299, 0.587, 0.114], x.dtype).reshape(1, 1, 3), -1, keepdims=True
+    )
+    whole = not jnp.issubdtype(image.dtype, jnp.floating)
+    seen = image.astype(jnp.float32)
+    others = (jnp.zeros_like, lambda x: jnp.broadcast_to(jnp.mean(grey(x)), x.shape), grey)
+    for i, (amount, other) in enumerate(zip(amounts, others, strict=True)):
+        low = max(0.0, 1.0 - amount)
+        factor = jax.random.uniform(jax.random.fold_in(key, i), (), jnp.float32, low, 1 + amount)
+        seen = factor * seen + (1 - factor) * other(seen)
+        seen = jnp.clip(seen, 0.0, largest) if whole else seen
+    return geometry.stored_as(seen, image, largest)
 
 
 def random_resized_crop(

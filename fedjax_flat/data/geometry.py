@@ -80,6 +80,29 @@ def _weights(length: int, start: jax.Array, count: jax.Array, side: int) -> jax.
     return weights / weights.sum(axis=1, keepdims=True)
 
 
+class Axis(NamedTuple):
+    """What a window along one axis of a scaled image reads of the image."""
+
+    weights: jax.Array  # (pixels of the window, pixels of the image); rows of zeros outside
+    nearest: jax.Array  # the pixel of the image that is nearest to each of the window
+    inside: jax.Array  # whether a pixel of the window is in the scaled image
+
+
+def scaled_axis(length: int, scaled: jax.Array, start: jax.Array, side: int) -> Axis:
+    """Pixels start .. start + side - 1 of an axis of `length` pixels that became `scaled`."""
+    ratio = length / scaled.astype(jnp.float32)
+    place = start + jnp.arange(side)
+    inside = (place >= 0) & (place < scaled)
+    centre = (place.astype(jnp.float32) + 0.5) * ratio
+    position = jnp.arange(length, dtype=jnp.float32)
+    distance = jnp.abs(position[None, :] + 0.5 - centre[:, None])
+    weights = jnp.maximum(0.0, 1 - distance / jnp.maximum(1.0, ratio))
+    weights = jnp.where(inside[:, None], weights, 0.0)
+    total = weights.sum(axis=1, keepdims=True)
+    nearest = jnp.clip(jnp.floor(centre).astype(jnp.int32), 0, length - 1)
+    return Axis(weights / jnp.where(total > 0, total, 1.0), nearest, inside)
+
+
 def central_square(height: int, width: int) -> Box:
     """The largest square in the middle of an image."""
     side = min(height, width)

@@ -23,6 +23,7 @@ from fedjax_flat.data import (
 from fedjax_flat.engine import client_state
 from fedjax_flat.engine.cohort import CohortMap, cohort_map
 from fedjax_flat.models import Variables
+from fedjax_flat.parts import put, take
 from fedjax_flat.tasks import Sums, Task, among, restricted
 from fedjax_flat.tasks.base import masked_sum
 
@@ -34,9 +35,16 @@ def evaluator(
 
     `task.means` of the sums is the report.
     """
+    return _summed(task.evaluate, batch_size, parts)
+
+
+def _summed(
+    measure: Callable[[Variables, Batch], Any], batch_size: int, parts: CohortMap | None
+) -> Callable[[Variables, Examples], Any]:
+    """The sum of measure(variables, stored batch) over all examples."""
     parts = parts or cohort_map("map")
 
-    def evaluate(variables, examples: Examples) -> Sums:
+    def run(variables, examples: Examples) -> Any:
         count = count_of(examples)
         share = -(-count // parts.multiple)
         size = min(batch_size, share)
@@ -46,12 +54,53 @@ def evaluator(
             variables, everything = shared
             left = jnp.clip(count - i * share, 0, share) if parts.mesh else share
             part = everything.replace(offset=i * share, size=left)
-            return over(lambda batch: task.evaluate(variables, batch), part, size), ()
+            return over(lambda batch: measure(variables, batch), part, size), ()
 
         members = jnp.arange(parts.multiple, dtype=jnp.int32)
         return parts.run(work, (variables, everything), members)[0]
 
-    return evaluate
+    return run
+
+
+def adapter(
+    task: Task, batch_size: int, parts: CohortMap | None = None
+) -> Callable[[Variables, Examples], Variables]:
+    """`adapt(variables, examples)`: the same model with BatchNorm's statistics of these examples.
+
+    AdaBN (Li et al., "Revisiting batch normalization for practical domain adaptation", 2016): what
+    is learned stays, what is measured becomes the domain's. `task` has a network that normalises
+    `by_batch`. Of batches b of n_b examples, with means m_b and variances v_b,
+
+        mean = sum n_b m_b / n,    variance = sum n_b (v_b + m_b^2) / n - mean^2
+
+    which is exact for the first layer, and for all when the examples are one batch; otherwise a
+    layer sees what the layers before made of its batch, as in training.
+    """
+
+    def measure(variables, stored):
+        batch = task.prepare(stored, None)
+        stats = task.forward(variables, batch, None).stats
+        n = jnp.sum(batch.mask.astype(jnp.float32))
+        values = take(stats, lambda name: name.endswith(("/mean", "/var")))
+        means = {name: n * x for name, x in values.items() if name.endswith("/mean")}
+        squares = {
+            name: n * (x + jnp.square(values[name.removesuffix("var") + "mean"]))
+            for name, x in values.items() if name.endswith("/var")
+        }
+        return n, means, squares
+
+    total = _summed(measure, batch_size, parts)
+
+    def adapt(variables, examples):
+        n, means, squares = total(variables, examples)
+        means = {name: x / n for name, x in means.items()}
+        variances = {
+            name: x / n - jnp.square(means[name.removesuffix("var") + "mean"])
+            for name, x in squares.items()
+        }
+        return variables._replace(stats=put(variables.stats, means | variances))
+
+    return adapt
 
 
 def in_blocks(

@@ -1,6 +1,7 @@
 """From a config to the pure functions and arrays it describes."""
 
 import dataclasses
+import functools
 import logging
 import os
 from collections.abc import Callable, Sequence
@@ -19,6 +20,7 @@ from fedjax_flat.data.partition import follow_owners, hold_out, local_split
 from fedjax_flat.engine import client_state, cohort, sampling, selection
 from fedjax_flat.engine.clock import Clock, arrivals
 from fedjax_flat.engine.evaluate import (
+    adapter,
     class_evaluator,
     evaluator,
     in_blocks,
@@ -75,6 +77,7 @@ class Experiment:
     cohort_of: CohortOf
     step: RoundStep
     evaluate: Callable[..., Sums]
+    predict: Callable[..., jax.Array]  # (variables, a split's examples, positions) -> logits
     evaluate_clients: Callable[..., Sums]  # see engine.evaluate.personal_evaluator
     evaluate_personal: Callable[..., Sums] | None
     evaluate_classes: Callable[..., Any] | None  # see engine.evaluate.class_evaluator
@@ -184,8 +187,14 @@ def build(
     flights = method.build_flights(config, clock)
     task = build_task(config, dataset, network)
     sizes.check(config, task, dataset)
+    sizes.check_batches(config, network.model, shares.train)
+    judge = fixed = task
+    if config.eval.statistics != "model":
+        judge = build_task(config, dataset, build_network(config, dataset, normals, by_batch=True))
+    if config.model.fix_after:
+        fixed = build_task(config, dataset, build_network(config, dataset, normals, frozen=True))
     one = data_lib.whole(jax.tree.map(lambda x: x[:1], dataset.train))
-    algorithm = method.build_algorithm(config, task, one)
+    algorithm = method.build_algorithm(config, task, one, fixed)
     averages = method.build_averages(config)
     classes = local_classes(config, dataset, shares, algorithm)
     pruned = classes if usage.prunes(config) else None
@@ -227,6 +236,7 @@ def build(
         left = jax.tree.map(lambda x: np.asarray(x)[grouping.test_left], seen.test)
         seen = dataclasses.replace(seen, test=left)
     splits = build_splits(config, seen, data, shares.validation, over)
+    evaluate, predict = build_evaluator(config, task, judge, batches)
     cosine = config.metrics.cosine
     by_client = lambda whose: jax.jit(
         personal_evaluator(task, whose, config.eval.batch_size, batches)
@@ -248,9 +258,8 @@ def build(
         step=round_step(
             algorithm, sample, over, averages, task=task, cosine=cosine, chained=kind == "chain"
         ),
-        evaluate=in_blocks(
-            jax.jit(evaluator(task, config.eval.batch_size, batches)), 20 * config.eval.batch_size
-        ),
+        evaluate=in_blocks(evaluate, 20 * config.eval.batch_size),
+        predict=predict,
         evaluate_clients=by_client(None),
         evaluate_personal=by_client(algorithm) if algorithm.personal else None,
         evaluate_classes=jax.jit(
@@ -316,6 +325,36 @@ def build_local_models(config, task: Task, algorithm: Algorithm, over) -> Callab
     return jax.jit(local_models(algorithm, over))
 
 
+def build_evaluator(
+    config: ml_collections.ConfigDict, task: Task, judge: Task, batches: cohort.CohortMap
+) -> tuple[Callable[[Variables, Examples], Sums], Callable[..., jax.Array]]:
+    """(a model's sums on a split, its logits of some examples of a split).
+
+    Statistics are those that `config.eval.statistics` names; `judge` is the task whose network
+    normalises by batch, if need be.
+    """
+    size, of_split = config.eval.batch_size, config.eval.statistics == "split"
+    adapt = jax.jit(adapter(judge, size, batches))
+    shown = task if of_split else judge
+    evaluate = jax.jit(evaluator(shown, size, batches))
+
+    @jax.jit
+    def logits(variables, examples):
+        mask = jax.numpy.ones(data_lib.count_of(examples), bool)
+        stored = data_lib.Batch(examples.inputs, examples.labels, mask)
+        batch = shown.prepare(stored, None)
+        return shown.forward(variables, batch, None).logits
+
+    def adapted(variables, examples):
+        return adapt(variables, examples) if of_split else variables
+
+    def predict(variables, examples, positions):
+        some = jax.tree.map(lambda x: x[np.asarray(positions)], examples)
+        return logits(adapted(variables, examples), some)
+
+    return lambda variables, examples: evaluate(adapted(variables, examples), examples), predict
+
+
 class Shares(NamedTuple):
     """What becomes of the clients' examples."""
 
@@ -368,9 +407,10 @@ def build_task(config: ml_collections.ConfigDict, dataset: Dataset, network: Net
 
 
 def build_network(
-    config: ml_collections.ConfigDict, dataset: Dataset, normals: data_lib.Normals | None = None
+    config: ml_collections.ConfigDict, dataset: Dataset, normals: data_lib.Normals | None = None,
+    *, by_batch: bool = False, frozen: bool = False,
 ) -> Network:
-    """The network that `config.model` names."""
+    """The network that `config.model` names; see `models.from_linen` for the options."""
     preprocess = data_lib.preprocess(
         dataset,
         mean=config.data.mean,
@@ -381,6 +421,10 @@ def build_network(
         flip=config.data.flip,
         cutout=config.data.cutout,
         mixup=config.data.mixup,
+        jitter=config.data.jitter,
+        scale=config.data.scale,
+        crop=config.data.crop,
+        ignored=config.task.ignored,
         normals=normals,
     )
     network = config_lib.options_of(config, "model", models.MODELS.find(config.model.name))
@@ -389,15 +433,21 @@ def build_network(
         num_classes=dataset.num_classes or 1,
         inputs=preprocess.inputs,
         precision=config.model.precision,
-        frozen_stats=config.model.statistics == "frozen" or config.client.frozen == "features",
+        frozen_stats=(
+            frozen or config.model.statistics == "frozen" or config.client.frozen == "features"
+        ),
+        by_batch=by_batch,
         **network,
     )
     stats = jax.eval_shape(model.init, jax.random.key(0)).stats
-    if config.model.statistics != "averaged" and not jax.tree.leaves(stats):
-        raise errors.UsageError(
-            f"config.model.statistics = {config.model.statistics!r} would change nothing: model "
-            f"{config.model.name} has no statistics."
-        )
+    for name in ("model.statistics", "model.fix_after", "eval.statistics"):
+        section, last = name.split(".")
+        value = config[section][last]
+        if value != config_lib.SETTINGS[name].default and not jax.tree.leaves(stats):
+            raise errors.UsageError(
+                f"config.{name} = {value!r} would change nothing: model {config.model.name} has no "
+                "statistics."
+            )
     return Network(preprocess, model)
 
 
@@ -433,6 +483,8 @@ def build_splits(
         "train": lambda: place(dataset.train) if shifted else data.examples,
         "test": lambda: place(dataset.test),
     }
+    for part in dataset.parts:
+        make[part] = functools.partial(lambda part: place(dataset.split(part)), part)
     if held_out is not None:
         rest = np.setdiff1d(np.arange(data_lib.count_of(dataset.train)), held_out)
         make |= {

@@ -78,6 +78,15 @@ SETTINGS: dict[str, Setting] = {
         0.0, "largest random turn to either side, of 1; 0 is none", at_least=0, at_most=0.5
     ),
     "data.flip": Setting(False, "left to right, half of the time"),
+    "data.scale": Setting(
+        (), "range of a random scale of images and labels of pixels; () is none", items=float
+    ),
+    "data.crop": Setting(
+        (), "height and width of a random crop of both; () is the whole image", items=int
+    ),
+    "data.jitter": Setting(
+        (), "largest changes of brightness, contrast and saturation; () is none", items=float
+    ),
     "data.cutout": Setting(0, "side of the square in pixels; 0 is none", at_least=0),
     "data.mixup": Setting(0.0, "alpha of Beta(alpha, alpha); 0 is none", at_least=0),
     "data.validation": Setting(0.0, "share of the train examples held out", **_SHARE),
@@ -112,8 +121,13 @@ SETTINGS: dict[str, Setting] = {
         "float32", "bfloat16: sums, parameters and loss stay float32", choices=tuple(PRECISIONS)
     ),
     "model.statistics": Setting(
-        "averaged", "BatchNorm's, over clients; or each client's own; or never moved",
+        "averaged", "BatchNorm's, over clients; or each client's own (SiloBN), and all of its "
+        "layers (FedBN); or never moved",
         choices=STATISTICS,
+    ),
+    "model.fix_after": Setting(
+        0, "rounds after which statistics move no more and normalise (FixBN); 0 is never",
+        at_least=0,
     ),
     "model.random.features": Setting(
         0, "random ones, of its own, that the classifier reads; 0 is none", at_least=0
@@ -134,6 +148,7 @@ SETTINGS: dict[str, Setting] = {
     "client.weight_decay": Setting(0.0, at_least=0),
     "client.clip": Setting(0.0, "largest norm of the gradient; 0 is any", at_least=0),
     "client.batch_size": Setting(16, at_least=1),
+    "client.drop_last": Setting(False, "a last batch that is not full, unless it is the only one"),
     "client.epochs": Setting(1, at_least=1),
     "client.steps": Setting(0, "when positive, local steps instead of epochs", at_least=0),
     "client.frozen": Setting(
@@ -283,6 +298,10 @@ SETTINGS: dict[str, Setting] = {
         "classes that they have and lack; -1 is all", at_least=-1,
     ),
     "eval.batch_size": Setting(500, at_least=1),
+    "eval.statistics": Setting(
+        "model", "BatchNorm's on a split: the model's, those of the split (AdaBN), of each batch",
+        choices=("model", "split", "batch"),
+    ),
 
     "metrics.cosine": Setting(False, "the angle between consecutive moves of the global model"),
 

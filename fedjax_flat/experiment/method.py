@@ -27,7 +27,7 @@ from fedjax_flat.algorithms.asynchronous import Flights, asynchronous, discount
 from fedjax_flat.algorithms.poisoned import chosen, poisoned
 from fedjax_flat.algorithms.private import epsilon
 from fedjax_flat.algorithms.timed import timed
-from fedjax_flat.client import asam, local_training, sam, sgd, warm_up
+from fedjax_flat.client import asam, fixed_after, local_training, sam, sgd, warm_up
 from fedjax_flat.client.optimizer import named
 from fedjax_flat.data import ClientData
 from fedjax_flat.engine import clock as clock_lib
@@ -41,11 +41,13 @@ logger = logging.getLogger("fedjax_flat")
 
 
 def build_algorithm(
-    config: ml_collections.ConfigDict, task: Task, data: ClientData | None = None
+    config: ml_collections.ConfigDict, task: Task, data: ClientData | None = None,
+    fixed: Task | None = None,
 ) -> Algorithm:
     """The method that `config.algorithm` names, of the parts that the rest of it describes.
 
-    `data` shows what a client's data look like, for codecs that keep something of uploads.
+    `data` shows what a client's data look like, for codecs that keep something of uploads; `fixed`
+    is the task with statistics that do not move.
     """
     (method, additions), client = usage.methods_of(config), config.client
     frozen = parts.named(client.frozen)
@@ -57,7 +59,11 @@ def build_algorithm(
         epochs=client.epochs,
         steps=client.steps or None,
         frozen=frozen,
+        drop_last=client.drop_last,
     )
+    if config.model.fix_after:
+        assert fixed
+        worker = fixed_after(worker, fixed, config.model.fix_after)
     settings_of = lambda m: {name: config.algorithm[m.section][name] for name in m.settings}
 
     def make(worker):
@@ -70,8 +76,10 @@ def build_algorithm(
 
     algorithm = added(make, worker, *(m.add(settings_of(m)) for m in additions if m.add))
     algorithm = without_traffic(algorithm, frozen)
-    if config.model.statistics == "own":
-        algorithm = personal(algorithm, parts.statistics)
+    if config.model.statistics in ("own", "layers"):
+        layers = config.model.statistics == "layers"
+        algorithm = personal(algorithm, parts.normalisation if layers else parts.statistics)
+    _warn_of_statistics(config, algorithm, task)
     up, down = build_codecs(config)
     tiers = config.submodel.tiers
     if up or (down and not tiers):
@@ -80,6 +88,20 @@ def build_algorithm(
             seed=config.seed,
         )
     return submodels(algorithm, task, down=down, **config.submodel) if tiers else algorithm
+
+
+def _warn_of_statistics(
+    config: ml_collections.ConfigDict, algorithm: Algorithm, task: Task
+) -> None:
+    """Where statistics stay with clients, the global model has none worth evaluating."""
+    names = parts.take(jax.eval_shape(task.init, jax.random.key(0)), parts.statistics)
+    stays = any(part.own and part.own(name) for part in algorithm.exchanges for name in names)
+    if stays and config.eval.statistics == "model":
+        logger.warning(
+            "statistics stay with the clients, so that the global model is evaluated with those "
+            "that it started with. --config.eval.statistics=split takes the test data's; personal "
+            "models have their own."
+        )
 
 
 def build_codecs(config: ml_collections.ConfigDict) -> tuple[Codec | None, Codec | None]:

@@ -1,4 +1,4 @@
-"""Sizes that no memory holds, refused before they are tried.
+"""Sizes that no memory holds, and batches that have no variance, refused before they are tried.
 
 What is counted is the least that is needed, a model with its gradient and the inputs of a batch:
 who comes near it will run out of memory later, with a sentence of its own.
@@ -10,9 +10,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_flat import memory
-from fedjax_flat.data import Batch, Dataset
+from fedjax_flat import errors, memory, parts
+from fedjax_flat.data import Batch, Dataset, Partition
 from fedjax_flat.data.federated import narrow
+from fedjax_flat.experiment import usage
+from fedjax_flat.models import Model
 from fedjax_flat.tasks import Task
 
 Config = Any  # ml_collections.ConfigDict
@@ -40,3 +42,29 @@ def check(config: Config, task: Task, dataset: Dataset) -> None:
             f"eval.batch_size = {config.eval.batch_size}: a batch of {example:,} bytes per example",
             config.eval.batch_size * example, "Choose a smaller one.",
         )
+
+
+def check_batches(config: Config, model: Model, partition: Partition) -> None:
+    """Refuses a training batch of one example where BatchNorm would normalise by it.
+
+    What it makes of one example is its shift, whatever the example, where images are gone or a
+    mean over them is normalised.
+    """
+    variables = jax.eval_shape(model.init, jax.random.key(0))
+    moving = config.model.statistics != "frozen" and config.client.frozen != "features"
+    normed = parts.take(variables, lambda name: name.startswith("stats/batch_stats/"))
+    if not normed or not moving or not usage.takes_steps(config):
+        return
+    size, owns = config.client.batch_size, partition.sizes
+    alone = (owns == 1) | ((size == 1) & (owns > 0))
+    if not config.client.drop_last:
+        alone |= owns % size == 1
+    if not alone.any():
+        return
+    client = int(np.argmax(alone))
+    raise errors.UsageError(
+        f"client {client} has {int(owns[client])} examples, and client.batch_size = {size} leaves "
+        f"a batch of one, of which BatchNorm has no variance to normalise by ({int(alone.sum())} "
+        "such clients). Choose another size or client.drop_last = True, leave out clients of one "
+        "example, or choose model.norm = group or model.statistics = frozen."
+    )

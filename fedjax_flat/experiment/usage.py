@@ -152,7 +152,8 @@ def estimator_of(config: Config) -> str:
     return "labels" if config.groups.name == "oracle" else config.groups.estimator
 
 
-def _takes_steps(c: Config) -> bool:
+def takes_steps(c: Config) -> bool:
+    """Whether clients take local steps."""
     return method_of(c).sharpness != "no steps"
 
 
@@ -174,9 +175,11 @@ def _by_weight(c: Config) -> bool:
     return c.server.aggregate == "mean" or by_examples
 
 
+_MOVES = ("data.crop_padding", "data.rotation", "data.flip", "data.cutout", "data.scale",
+          "data.crop", "data.jitter")
 # name or section: (whether it has an effect, why not); all that fit a setting must hold
 _RULES: list[tuple[tuple[str, ...], Callable[[Config], bool], str]] = [
-    (("client.",), _takes_steps, "clients take no local steps under {method}"),
+    (("client.",), takes_steps, "clients take no local steps under {method}"),
     (("client.rho", "client.rho_start", "client.rho_warmup"), _ascends,
      "there is no ascent: client.sharpness is none"),
     (("client.rho_start",), lambda c: c.client.rho_warmup > 0, "client.rho_warmup is 0"),
@@ -265,14 +268,17 @@ _RULES: list[tuple[tuple[str, ...], Callable[[Config], bool], str]] = [
     (("eval.absent",), lambda c: "test" in c.eval.splits, "eval.splits has no test"),
     (("data.closed",), lambda c: c.data.local_test > 0, "data.local_test is 0"),
     (("data.validation_from",), lambda c: c.data.validation > 0, "data.validation is 0"),
-    (("data.crop_padding", "data.rotation", "data.flip", "data.cutout", "data.mixup"), _takes_steps,
-     "{method} sees the examples as they are"),
-    (("data.crop_padding", "data.rotation", "data.flip", "data.cutout", "model.dropout",
-      "model.statistics"), lambda c: not c.data.features,
+    ((*_MOVES, "data.mixup"), takes_steps, "{method} sees the examples as they are"),
+    ((*_MOVES, "model.dropout", "model.statistics"), lambda c: not c.data.features,
      "data.features are computed once, of the examples as they are"),
     (("model.statistics",), lambda c: c.client.frozen != "features",
      "statistics of frozen features stay as they are"),
-    (("model.statistics",), _takes_steps, "statistics stay as they are under {method}"),
+    (("model.statistics",), takes_steps, "statistics stay as they are under {method}"),
+    (("task.hard_of",), lambda c: c.task.hard < 1, "task.hard is 1: all pixels count"),
+    (("data.unseen",), lambda c: c.data.split != "published", "the published lists say it"),
+    (("model.fix_after",), lambda c: c.model.statistics != "frozen",
+     "model.statistics is frozen, from the first round on"),
+    (("model.fix_after",), takes_steps, "statistics stay as they are under {method}"),
     (("data.rdn_groups",), lambda c: c.data.rdn, "data.rdn is False"),
     (("data.mean", "data.std"), lambda c: not c.data.rdn,
      "data.rdn normalises by clients' statistics"),
@@ -315,7 +321,7 @@ def check_combination(config: Config) -> None:
     def refuse(setting: str, value: Any, why: str) -> None:
         raise errors.UsageError(f"{setting} = {value} does not go with {method.name}: {why}")
 
-    if added and not _takes_steps(config):
+    if added and not takes_steps(config):
         raise errors.UsageError(
             f"algorithm.name = {config.algorithm.name!r}: {added[0].name} changes what local steps "
             f"do, and {method.name} takes none. Add it to fedavg."

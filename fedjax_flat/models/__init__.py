@@ -14,7 +14,9 @@ from fedjax_flat.models.base import (
     from_linen,
     num_parameters,
 )
+from fedjax_flat.models.bisenet import BiSeNetV2
 from fedjax_flat.models.cnn import CNN
+from fedjax_flat.models.deeplab import DeepLabV3
 from fedjax_flat.models.femnist import VARIANTS, FemnistCNN
 from fedjax_flat.models.lenet import LeNet
 from fedjax_flat.models.linear import Linear
@@ -67,6 +69,16 @@ def _mobile(norm: str) -> Settings:
 
 MODELS.add("mobilenetv2", entry(MobileNetV2, _mobile("group")))
 MODELS.add("efficientnet_lite0", entry(EfficientNetLite0, _mobile("batch")))
+MODELS.add("bisenetv2", entry(BiSeNetV2, {
+    "width": Setting(1.0, "of every layer, times the paper's", above=0),
+    "auxiliary": Setting(True, "four heads beside the classifier, while training"),
+    "dropout": Setting(0.1, "of what classifiers read", at_least=0.0, below=1.0),
+}))
+MODELS.add("deeplabv3", entry(DeepLabV3, {
+    **_mobile("batch"),
+    "dropout": Setting(0.1, "of the joined branches", at_least=0.0, below=1.0),
+    "features": Setting(256, "of each branch", at_least=1),
+}))
 MODELS.add("shakespeare_lstm", entry(ShakespeareLSTM))
 MODELS.add("stackoverflow_lstm", entry(StackOverflowLSTM))
 
@@ -78,6 +90,7 @@ def build(
     inputs: Any,
     precision: str = "float32",
     frozen_stats: bool = False,
+    by_batch: bool = False,
     pretrained: str = "",
     **options,
 ) -> Model:
@@ -88,7 +101,8 @@ def build(
     found = MODELS.find(name)
     check_options(f"model {name}", found.settings, options)
     model = from_linen(
-        found.make(num_classes=num_classes, **options), inputs, precision, frozen_stats=frozen_stats
+        found.make(num_classes=num_classes, **options), inputs, precision,
+        frozen_stats=frozen_stats, by_batch=by_batch,
     )
     try:
         jax.eval_shape(model.init, jax.random.key(0))
@@ -102,7 +116,8 @@ def build(
 
 
 __all__ = [
-    "CLASSIFIER", "CNN", "LAWS", "MLP", "MODELS", "STATISTICS", "EfficientNetLite0", "FemnistCNN",
+    "CLASSIFIER", "CNN", "LAWS", "MLP", "MODELS", "STATISTICS", "BiSeNetV2", "DeepLabV3",
+    "EfficientNetLite0", "FemnistCNN",
     "LeNet", "Linear", "MobileNetV2", "Model", "Outputs", "ResNet18", "ResNet20", "Units",
     "Variables", "build", "from_linen", "load_weights", "num_parameters", "with_random_features",
 ]

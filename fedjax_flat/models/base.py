@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_flat import errors
-from fedjax_flat.models.layers import EndOfBlock
+from fedjax_flat.models.layers import AuxiliaryHead, BatchNorm, EndOfBlock
 from fedjax_flat.models.units import Units, units_of, widths_of
 
 CLASSIFIER = "classifier"  # the name of a model's last module: what it reads are the features
@@ -27,13 +27,16 @@ class Outputs(NamedTuple):
     """Of a network: `features` are what the classifier read, () where no module has that name.
 
     `stats` are the statistics after this batch: those before it, unless in training mode. `blocks`
-    are the values at the ends of the network's blocks (`layers.EndOfBlock`), in their order.
+    are the values at the ends of the network's blocks (`layers.EndOfBlock`), in their order, and
+    `auxiliary` the logits of heads beside the classifier (`layers.AuxiliaryHead`), in training mode
+    only.
     """
 
     logits: Any
     features: Any = ()
     stats: Any = ()
     blocks: tuple[Any, ...] = ()
+    auxiliary: tuple[Any, ...] = ()
 
 
 AtBlocks = Callable[[int, Any], Any]
@@ -57,18 +60,20 @@ class Model(NamedTuple):
 
 
 PRECISIONS = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
-STATISTICS = ("averaged", "own", "frozen")
+STATISTICS = ("averaged", "own", "layers", "frozen")
 
 
 def from_linen(
-    module: nn.Module, inputs: Any, precision: str = "float32", *, frozen_stats: bool = False
+    module: nn.Module, inputs: Any, precision: str = "float32", *, frozen_stats: bool = False,
+    by_batch: bool = False,
 ) -> Model:
     """Any flax module called as `module(inputs, train=...)`, or with `mask=` as well.
 
     `inputs` is the shape of one example, or a tree of `jax.ShapeDtypeStruct` with a batch axis.
     With precision `bfloat16` the inputs, and so the layers of `models.layers`, are bfloat16; sums,
     parameters, gradients, logits and loss are float32. With `frozen_stats` training does not move
-    the statistics, and `models.layers.BatchNorm` normalises by them.
+    the statistics, and `models.layers.BatchNorm` normalises by them. With `by_batch` it normalises
+    by the batch in evaluation, too, whose statistics `Outputs.stats` then are.
     """
     dtype = errors.lookup("precision", precision, PRECISIONS)
     takes = _parameters(module)
@@ -104,7 +109,8 @@ def from_linen(
         train, rngs = key is not None, None if key is None else {"dropout": key}
         stats = variables.stats
         options = {"mask": mask} if "mask" in takes else {}
-        moves = bool(train and stats and not frozen_stats)
+        measures = bool(by_batch and stats and not train)
+        moves = measures or bool(train and stats and not frozen_stats)
         if moves and "batch_stats" in stats and "mask" not in takes:
             raise errors.UsageError(
                 f"{type(module).__name__} has BatchNorm but takes no mask=, so that padding would "
@@ -114,11 +120,17 @@ def from_linen(
             )
         read: list[Any] = []
         blocks: list[Any] = []
+        auxiliary: list[Any] = []
 
         def watch(call, args, kwargs, context):
             if context.method_name == "__call__" and isinstance(context.module, EndOfBlock):
                 blocks.append(at_blocks(len(blocks), args[0]) if at_blocks else args[0])
                 return blocks[-1]
+            if context.method_name == "__call__" and isinstance(context.module, AuxiliaryHead):
+                auxiliary.append(call(*args, **kwargs))
+                return auxiliary[-1]
+            if measures and isinstance(context.module, BatchNorm):
+                return call(*args, **{**kwargs, "train": True, "momentum": 1.0})
             if context.module.name == CLASSIFIER and context.method_name == "__call__":
                 read.append(args[0])
             return call(*args, **kwargs)
@@ -132,8 +144,9 @@ def from_linen(
         if moves:
             logits, stats = logits[0], dict(logits[1])
         if dtype == jnp.bfloat16:
-            logits = jax.tree.map(lambda x: x.astype(jnp.float32), logits)
-        return Outputs(logits, read[-1] if read else (), stats, tuple(blocks))
+            logits, auxiliary = jax.tree.map(lambda x: x.astype(jnp.float32), (logits, auxiliary))
+        heads = tuple(auxiliary) if train else ()
+        return Outputs(logits, read[-1] if read else (), stats, tuple(blocks), heads)
 
     return Model(init, apply, inputs, units)
 

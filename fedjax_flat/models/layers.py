@@ -90,6 +90,13 @@ class EndOfBlock(nn.Module):
         return x
 
 
+class AuxiliaryHead(nn.Module):
+    """A base of heads whose logits add to the loss while a network is trained, and are gone then.
+
+    What its `__call__` returns is found in `Outputs.auxiliary`; nothing else need read it.
+    """
+
+
 class Projection(nn.Module):
     """Two layers between the features and the classifier, which then reads what they make of them.
 
@@ -133,9 +140,11 @@ class BatchNorm(nn.Module):
 
     @nn.compact
     def __call__(
-        self, x: jax.Array, *, train: bool = False, mask: jax.Array | None = None
+        self, x: jax.Array, *, train: bool = False, mask: jax.Array | None = None,
+        momentum: float | None = None,
     ) -> jax.Array:
         shape, axes = (x.shape[-1],), tuple(range(x.ndim - 1))
+        momentum = self.momentum if momentum is None else momentum
         mean = self.variable("batch_stats", "mean", jnp.zeros, shape, jnp.float32)
         var = self.variable("batch_stats", "var", jnp.ones, shape, jnp.float32)
         scale = self.param("scale", nn.initializers.ones, shape)
@@ -150,7 +159,7 @@ class BatchNorm(nn.Module):
             centre = total(values)
             spread_out = total(jnp.square(values - spread(centre)))
             if not self.is_initializing():
-                move = jnp.where(n > 0, self.momentum, 0.0).astype(jnp.float32)
+                move = jnp.where(n > 0, momentum, 0.0).astype(jnp.float32)
                 unbiased = spread_out * n / jnp.maximum(n - 1, 1)
                 mean.value += move * (centre.astype(jnp.float32) - mean.value)
                 var.value += move * (unbiased.astype(jnp.float32) - var.value)

@@ -62,11 +62,13 @@ class ConvNorm(nn.Module):
     stride: int = 1
     depthwise: bool = False
     active: bool = True
+    dilation: int = 1
 
     @nn.compact
     def __call__(self, x: jax.Array, *, train: bool, mask: jax.Array | None) -> jax.Array:
         x = Conv(
             self.features, (self.kernel, self.kernel), (self.stride, self.stride), "SAME",
+            kernel_dilation=(self.dilation, self.dilation),
             feature_group_count=self.features if self.depthwise else 1,
             use_bias=self.norm.name == "none",
         )(x)
@@ -85,15 +87,17 @@ class Inverted(nn.Module):
     features: int
     kernel: int
     stride: int
+    dilation: int = 1
 
     @nn.compact
     def __call__(self, x: jax.Array, *, train: bool, mask: jax.Array | None) -> jax.Array:
         wide, y = self.ratio * x.shape[-1], x
         if self.ratio > 1:
             y = ConvNorm(self.norm, wide, name="expand")(y, train=train, mask=mask)
-        y = ConvNorm(self.norm, wide, self.kernel, self.stride, depthwise=True, name="dw")(
-            y, train=train, mask=mask
-        )
+        y = ConvNorm(
+            self.norm, wide, self.kernel, self.stride, depthwise=True, dilation=self.dilation,
+            name="dw",
+        )(y, train=train, mask=mask)
         y = ConvNorm(self.norm, self.features, active=False, name="project")(
             y, train=train, mask=mask
         )

@@ -11,6 +11,7 @@ from fedjax_flat.tasks.classification import (
 )
 from fedjax_flat.tasks.language import language
 from fedjax_flat.tasks.regression import regression
+from fedjax_flat.tasks.segmentation import SETTINGS as SEGMENTATION
 from fedjax_flat.tasks.segmentation import segmentation
 
 # make(model, preprocess, dataset, **settings) -> Task
@@ -22,9 +23,7 @@ TASKS.add("language", entry(language, {
     "padding": Setting(0, "the token that counts nowhere"),
 }))
 TASKS.add("regression", entry(regression))
-TASKS.add("segmentation", entry(segmentation, {
-    "ignored": Setting(255, "the label of pixels that count nowhere"),
-}))
+TASKS.add("segmentation", entry(segmentation, SEGMENTATION))
 
 __all__ = [
     "TASKS", "Sums", "Task", "among", "classification", "count", "cross_entropy", "language",

@@ -22,8 +22,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_flat import errors
+from fedjax_flat.ops.select import at_random
 from fedjax_flat.wire.packet import Kernels, Levels, Seeded, Sparse, golomb_parameter, parts_of
-from fedjax_flat.wire.select import at_random
 
 
 def pack(packet: Any) -> bytes:

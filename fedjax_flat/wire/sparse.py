@@ -19,10 +19,10 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fedjax_flat.ops.select import at_random, largest
 from fedjax_flat.wire.codec import Codec, divided, joined, parted, stateless
 from fedjax_flat.wire.names import Model, is_kernel, is_parameter
 from fedjax_flat.wire.packet import Seeded, Sparse
-from fedjax_flat.wire.select import at_random, largest
 from fedjax_flat.wire.stc import Packet, decoded, survivors_of
 
 

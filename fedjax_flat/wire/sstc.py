@@ -24,10 +24,10 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_flat import errors
+from fedjax_flat.ops.select import largest
 from fedjax_flat.wire.codec import Codec, divided, joined, parted, stateless
 from fedjax_flat.wire.names import Model, is_kernel
 from fedjax_flat.wire.packet import Kernels, Sparse
-from fedjax_flat.wire.select import largest
 from fedjax_flat.wire.stc import Packet, expanded, survivors_of, ternary
 
 VARIANTS = ("all", "selected")

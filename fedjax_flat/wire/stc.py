@@ -21,11 +21,11 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_flat import errors
+from fedjax_flat.ops.select import largest
 from fedjax_flat.wire.codec import Codec, divided, joined, parted, stateless
 from fedjax_flat.wire.eight_bit import EightBit, quantised, restored
 from fedjax_flat.wire.names import Model, is_kernel, is_parameter
 from fedjax_flat.wire.packet import WORD, Sparse
-from fedjax_flat.wire.select import largest
 
 # The thesis' rates of conv1, conv2, fc512 and fc62, by the numbers of Table 5.2.
 PUBLISHED = {

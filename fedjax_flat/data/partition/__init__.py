@@ -6,6 +6,7 @@ from fedjax_flat.data.partition.iid import iid
 from fedjax_flat.data.partition.natural import natural
 from fedjax_flat.data.partition.pachinko import pachinko
 from fedjax_flat.data.partition.per_class import per_class
+from fedjax_flat.data.partition.rare_classes import rare_classes
 from fedjax_flat.data.partition.released import released
 from fedjax_flat.data.partition.resize import resized
 from fedjax_flat.data.partition.shards import shards
@@ -18,9 +19,10 @@ from fedjax_flat.data.partition.split import (
     restrict,
 )
 from fedjax_flat.data.partition.statistics import class_counts, mean_jaccard, statistics
+from fedjax_flat.data.partition.stratified import stratified
 
 __all__ = [
     "PARTITIONS", "Partition", "capped", "class_counts", "dirichlet", "follow_owners", "hold_out",
     "iid", "imbalance", "local_split", "mean_jaccard", "natural", "pachinko", "per_class",
-    "released", "resized", "restrict", "shards", "statistics",
+    "rare_classes", "released", "resized", "restrict", "shards", "statistics", "stratified",
 ]

@@ -4,8 +4,10 @@ Importing this package fills `SOURCES`.
 """
 
 from fedjax_flat.data.sources import arrays as _arrays  # noqa: F401
+from fedjax_flat.data.sources import camvid as _camvid  # noqa: F401
 from fedjax_flat.data.sources import celeba as _celeba  # noqa: F401
 from fedjax_flat.data.sources import cifar as _cifar  # noqa: F401
+from fedjax_flat.data.sources import driving as _driving  # noqa: F401
 from fedjax_flat.data.sources import femnist as _femnist  # noqa: F401
 from fedjax_flat.data.sources import heart as _heart  # noqa: F401
 from fedjax_flat.data.sources import images as _images  # noqa: F401

@@ -9,7 +9,7 @@ import logging
 import math
 import os
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -53,6 +53,8 @@ class Dataset:
     clients: tuple[str, ...] = ()  # names of the natural clients
     classes: tuple[str, ...] = ()  # names of the classes, or the tokens of a vocabulary
     coarse: tuple[int, ...] = ()  # superclass of each class
+    parts: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)  # of test: positions
+    colours: tuple[tuple[int, int, int], ...] = ()  # of each class, in pictures of labels
 
     @property
     def input_shape(self) -> Any:
@@ -71,8 +73,14 @@ class Dataset:
         return jax.tree.map(spec, self.train.inputs)
 
     def split(self, name: str) -> Examples:
-        """The examples of split `train` or `test`."""
-        return errors.lookup("split", name, {"train": self.train, "test": self.test})
+        """The examples of split `train` or `test`, or of a part of test that has a name."""
+        everything = slice(None)
+        known: dict[str, Any] = {"train": everything, "test": everything, **self.parts}
+        where = errors.lookup("split", name, known)
+        examples = self.train if name == "train" else self.test
+        return examples if where is everything else jax.tree.map(
+            lambda x: np.asarray(x)[where], examples
+        )
 
 
 def count_of(examples: Examples) -> int:

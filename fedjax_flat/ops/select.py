@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 
-def largest(values: jax.Array, n: int) -> jax.Array:
+def largest(values: jax.Array, n: int | jax.Array) -> jax.Array:
     """A mask of the n largest of a flat vector."""
     order = _in_order(values)
     count = lambda mask: jnp.sum(mask, dtype=jnp.int32)
