@@ -207,7 +207,7 @@ def surfaces(args, runs: list[Run]) -> dict[str, dict]:
     figure, axes = pictures.new_figure(rows, columns, size, projection="3d")
     for unused in axes[len(grids) :]:
         unused.set_axis_off()
-    pictures.draw_surfaces(axes[: len(grids)], grids)
+    pictures.draw_surfaces(figure, axes[: len(grids)], grids)
     pictures.save(figure, args.out / "surfaces.png")
     return {}
 

@@ -144,12 +144,14 @@ def test_kill_9_loses_nothing_that_was_saved(tmp_path):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_signals_finish_the_round_save_and_say_how_to_go_on(tmp_path, number):
     run = tmp_path / "stopped"
-    process = subprocess.Popen(command(run, *LONG), stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [*command(run, *LONG), "--data", str(tmp_path)], stdout=subprocess.PIPE, text=True
+    )
     wait_for(run / "checkpoints" / "100", process)
     process.send_signal(number)
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 128 + number
-    assert "saved. To go on: fedjax-flat train --run" in output
+    assert f"saved. To go on: fedjax-flat train --run {run} --data {tmp_path}\n" in output
     done = int(output.split("after round ")[1].split()[0])
     assert (run / "checkpoints" / str(done)).is_dir()
     records = metrics.read(run / "metrics.jsonl")

@@ -13,6 +13,7 @@ import run_folders
 
 import fedjax_flat as ff
 from fedjax_flat import cli
+from fedjax_flat.config_files import load_config
 from fedjax_flat.landscape import Grid
 from fedjax_flat.report import charts, curves, groups, pictures
 from fedjax_flat.report.page import report
@@ -102,6 +103,7 @@ class TestNumbers:
     def test_thinned_curves_keep_their_ends_and_extremes(self):
         values = np.sin(np.arange(10_000) / 300)
         values[4321], values[8765] = 9, -9
+        values[:3], values[-3:] = (0.1, 1, -1), (1, -1, 0.1)  # the ends are no extremes
         chosen = curves.thin(values)
         assert len(chosen) <= curves.MOST
         assert {0, 9999, 4321, 8765} <= set(chosen.tolist())
@@ -219,6 +221,12 @@ class TestPage:
         (pathlib.Path(empty) / "metrics.jsonl").unlink()
         text = report([untrained, empty], tmp_path / "r.html").read_text()
         assert "No run here has a trained round" in text
+
+
+def test_a_run_is_repeated_by_its_folder(tmp_path):
+    run = run_folders.write(tmp_path / "a", settings={"client__learning_rate": 0.03, "seed": 4})
+    config = load_config(run, ["--config.rounds=5"], None)
+    assert (config.client.learning_rate, config.seed, config.rounds) == (0.03, 4, 5)
 
 
 def browse(page, *flags):
