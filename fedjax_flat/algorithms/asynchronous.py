@@ -151,7 +151,7 @@ def _staleness(kind: str) -> Setting:
 
 METHOD = (
     Method(
-        "fedasync", "Xie 2020", "the model moves at every arrival, less if it was late",
+        "fedasync", "Xie 2020", "a step at every arrival, less if late",
         add=lambda settings: Addition(),  # by the experiment, which has the clock
         settings={
             "alpha": Setting(0.6, "how far towards a model that is not late", above=0, at_most=1),
@@ -159,7 +159,7 @@ METHOD = (
         },
     ),
     Method(
-        "fedbuff", "Nguyen 2022", "a step at every so many arrivals (cohort.size), late or not",
+        "fedbuff", "Nguyen 2022", "a step at every so many arrivals",
         add=lambda settings: Addition(),
         settings={"staleness": _staleness("polynomial"), **_SHARED},
     ),

@@ -30,7 +30,7 @@ def fedasyncseq(
 
 
 METHOD = Method(
-    "fedasyncseq", "Caldarola 2024", "groups in sequence, chains merged now and then",
+    "fedasyncseq", "Caldarola 2024", "groups in sequence, chains merged later",
     lambda p: fedasyncseq(p.client, chains=p.config.cohort.size, **p.settings),
     optimizer="own", members="groups", weighs=False,
     settings={

@@ -34,7 +34,7 @@ METHOD = (
         members="groups",
     ),
     Method(
-        "fedcyclic", "Zaccone 2022", "all clients of a round train in sequence",
+        "fedcyclic", "Zaccone 2022", "all clients train in sequence",
         add=lambda s: fedseq(), members="chain",
     ),
 )

@@ -60,7 +60,7 @@ def fedseq2par() -> Addition:
 
 
 METHOD = Method(
-    "fedseq2par", "Caldarola 2024", "FedSeq with more and more, smaller groups",
+    "fedseq2par", "Caldarola 2024", "FedSeq with ever more, smaller groups",
     add=lambda s: fedseq2par(), members="groups",
     settings={
         "growth": Setting("exp", "of the number of groups", choices=LAWS),

@@ -37,7 +37,7 @@ def fedsim(
 
 
 METHOD = Method(
-    "fedsim", "Pillutla 2022", "own part and shared part trained at once",
+    "fedsim", "Pillutla 2022", "own and shared part trained at once",
     lambda p: fedsim(
         p.client, p.server_optimizer, own=parts.named(p.settings["own"]), weighting=p.weighting
     ),

@@ -33,7 +33,7 @@ def hierfavg(
 
 
 METHOD = Method(
-    "hierfavg", "Liu 2020", "a server for each cluster, merged now and then",
+    "hierfavg", "Liu 2020", "a server for each cluster, then merged",
     lambda p: hierfavg(
         p.client, clusters=p.config.groups.count or 2, weighting=p.weighting, **p.settings
     ),
