@@ -194,7 +194,7 @@ def _add_runs(commands) -> None:
 
     sweep = commands.add_parser(
         "sweep", help="runs of many methods, settings and seeds from a Python file; goes on",
-        epilog="example: fedjax-flat sweep configs/sweep_digits.py --run runs/sweep; the file is "
+        epilog="example: fedjax-flat sweep configs/sweeps/digits.py --run runs/sweep; the file is "
         "run, as a config file is",
     )
     sweep.add_argument("file", metavar="FILE", help="with get_sweep(); FILE:OPTIONS calls it so")

@@ -105,14 +105,14 @@ def test_other_weights_data_and_preprocessing_have_other_names(tmp_path):
     assert features.weights_digest(changed) != digest
 
     x = np.arange(12, dtype=np.uint8).reshape(4, 3)
-    assert features._digest(x) == features._digest(x.copy()) != features._digest(x[::-1])
-    assert features._digest(x) != features._digest(x.reshape(3, 4))
+    assert features.inputs_digest(x) == features.inputs_digest(x.copy()) != features.inputs_digest(x[::-1])
+    assert features.inputs_digest(x) != features.inputs_digest(x.reshape(3, 4))
     np.save(tmp_path / "x.npy", x)
     mapped = lambda: np.load(tmp_path / "x.npy", mmap_mode="r")
-    first = features._digest(mapped())
-    assert first == features._digest(mapped()) != features._digest(x)
+    first = features.inputs_digest(mapped())
+    assert first == features.inputs_digest(mapped()) != features.inputs_digest(x)
     np.save(tmp_path / "x.npy", np.concatenate([x, x]))
-    assert features._digest(mapped()) != first
+    assert features.inputs_digest(mapped()) != first
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 A group is all seeds of one choice of tuned settings. Of every row the group with the best mean on
 the split `choose_by` is taken, over the last rounds of its finished cells (`eval.window`), and its
-test score is reported, mean and deviation over seeds. Groups with a cell that was stopped are out.
+test score is reported, mean and deviation over seeds (divided by their number, as everywhere). Groups with a cell that was stopped are out.
 Without anything tuned there is nothing to choose, and validation is not needed.
 """
 
@@ -54,7 +54,7 @@ def results(book: Book, split: str = "test") -> list[dict[str, Any]]:
             scores = [_score(book, name, split, model) for name in ended[best]]
             found.append(record | {
                 "model": model, "seeds": len(scores), "mean": statistics.fmean(scores),
-                "deviation": statistics.stdev(scores) if len(scores) > 1 else math.nan,
+                "deviation": statistics.pstdev(scores) if len(scores) > 1 else math.nan,
             })
     return found
 

@@ -1,6 +1,6 @@
 """A sweep on the embedded digits: FedAvg and FedASAM, two rates each, three seeds; a minute.
 
-    fedjax-flat sweep configs/sweep_digits.py --run runs/sweep
+    fedjax-flat sweep configs/sweeps/digits.py --run runs/sweep
     fedjax-flat table runs/sweep --form latex
 """
 
