@@ -151,6 +151,7 @@ def test_double_precision_agrees(runs):
     assert found[0] != found[1]
 
 
+@pytest.mark.slow
 def test_local_models_on_their_own_and_on_all_data(runs, capsys):
     assert cli.main(["curvature", runs[0], "--clients", "2", "--examples", "64"]) == 0
     shown = capsys.readouterr().out

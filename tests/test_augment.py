@@ -202,6 +202,7 @@ def test_a_box_that_never_fits_is_the_largest_central_one():
     assert [int(x) for x in box] == [0, 43, 10, 13], "aspect 4/3 of height 10"
 
 
+@pytest.mark.slow
 def test_a_resized_crop_changes_what_the_network_reads():
     random = np.random.default_rng(0)
     images = random.integers(0, 256, (6, 10, 14, 3)).astype(np.uint8)
@@ -317,6 +318,7 @@ def test_mixup_joins_real_examples_with_one_lambda(real):
     assert len(seen) > 1 or real == 1, "lambda is drawn anew for every batch"
 
 
+@pytest.mark.slow
 def test_mixup_is_the_same_in_both_passes():
     """With rho = 0 the second pass repeats the first one: FedAvg with mixup, bit for bit."""
     problem = Problem((7, 4, 9))

@@ -132,6 +132,7 @@ def test_averages_hold_the_trained_models_and_do_not_change_them():
 
 
 @pytest.mark.parametrize("part", ["classifier", "features"])
+@pytest.mark.slow
 def test_wima_of_a_part_leaves_the_rest_alone(part):
     problem = Problem((6, 6))
     algorithm, averages = problem.fedavg(), {"wima": ff.server.wima(3, parameters=part)}
@@ -194,6 +195,7 @@ def test_a_fraction_of_other_rounds_is_another_start(tmp_path):
         ff.train(config, tmp_path, progress=False)
 
 
+@pytest.mark.slow
 def test_cycle_without_averaging_trains_the_same_and_keeps_no_model(tmp_path):
     settings = {"server__average": "swa", "server__swa__start": 2.0, "server__swa__cycle": 2}
     on = ff.train(small_config(**settings), tmp_path / "on", progress=False)

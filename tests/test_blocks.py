@@ -43,6 +43,7 @@ def test_a_network_that_goes_on_with_another_ones_values(name):
         assert_close(hybrid.logits, model.apply(Variables(mixed), x).logits, 1e-5)
 
 
+@pytest.mark.slow
 def test_gradients_flow_through_the_frozen_end_and_skip_what_was_replaced():
     model, a, b, x, _ = build("lenet")
 

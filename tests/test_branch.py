@@ -70,6 +70,7 @@ def test_from_scratch_and_from_a_checkpoint_are_the_same_bits(base, tmp_path, ca
         train(config_of(**BOTH), tmp_path / "whole", start_from=f"{base}@4")
 
 
+@pytest.mark.slow
 def test_a_branch_of_a_branch_and_one_that_was_cut_short(base, tmp_path, monkeypatch):
     """From a run with SWA back to one without; a killed start is made again."""
     both, plain = tmp_path / "both", tmp_path / "plain"

@@ -110,6 +110,7 @@ def test_a_config_file_with_a_mistake(call, tmp_path):
     assert 'Did you mean "learning_rate" instead of "learning_rat"' in err
 
 
+@pytest.mark.slow
 def test_a_closed_pipe_is_no_traceback(tmp_path):
     command = [sys.executable, "-m", "fedjax_flat", "train", "--quiet", "--run",
                str(tmp_path / "run"), "--config", CONFIG, *SHORT]

@@ -67,6 +67,7 @@ def test_free_memory_is_plausible():
     assert found.device is None or found.device > 10**8
 
 
+@pytest.mark.slow
 def test_training_with_state_on_the_host(tmp_path):
     config = small_config(algorithm__name="scaffold", rounds=2, cohort__client_state="host")
     ff.train(config, tmp_path, progress=False)

@@ -27,6 +27,7 @@ def test_every_file_is_valid_as_it_is(path):
 
 
 @pytest.mark.parametrize("data", ["cifar10", "cifar100"])
+@pytest.mark.slow
 def test_every_cell_of_the_fedsam_tables(data):
     alphas = (0, 0.05, 100) if data == "cifar10" else (0, 0.5, 1000)
     methods = ("fedavg", "fedavg,epochs=2", "fedsam", "fedasam")

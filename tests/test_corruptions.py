@@ -376,6 +376,7 @@ def runs(tmp_path_factory):
         yield folder
 
 
+@pytest.mark.slow
 def test_robustness_of_runs(runs, capsys):
     two = [str(runs / "seed0"), str(runs / "seed1")]
     code = cli.main(["robustness", *two, "--severity", "3", "--corruption", "fog", "--corruption",

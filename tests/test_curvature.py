@@ -237,6 +237,7 @@ class TestLanczos:
         assert curvature.lanczos(zero, 1, key=KEY).values[0] == 0
 
 
+    @pytest.mark.slow
     def test_double_precision(self, network):
         """To 1e-9 of a dense float64 Hessian, eight orders below what float32 can tell."""
         problem = Problem((23,), hidden=(3,))

@@ -63,6 +63,7 @@ for a, b in zip(jax.tree.leaves(again.state.clients), jax.tree.leaves(alone.stat
 """
 
 
+@pytest.mark.slow
 def test_client_state_is_shared_by_the_devices(tmp_path):
     code = SHARED_STATE.replace("RUN", str(tmp_path))
     done = subprocess.run([sys.executable, "-c", code], env=environment(4), text=True,

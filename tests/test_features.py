@@ -105,8 +105,9 @@ def test_other_weights_data_and_preprocessing_have_other_names(tmp_path):
     assert features.weights_digest(changed) != digest
 
     x = np.arange(12, dtype=np.uint8).reshape(4, 3)
-    assert features.inputs_digest(x) == features.inputs_digest(x.copy()) != features.inputs_digest(x[::-1])
-    assert features.inputs_digest(x) != features.inputs_digest(x.reshape(3, 4))
+    digest = features.inputs_digest
+    assert digest(x) == digest(x.copy()) != digest(x[::-1])
+    assert digest(x) != digest(x.reshape(3, 4))
     np.save(tmp_path / "x.npy", x)
     mapped = lambda: np.load(tmp_path / "x.npy", mmap_mode="r")
     first = features.inputs_digest(mapped())

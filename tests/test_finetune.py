@@ -156,6 +156,7 @@ def test_it_resumes_without_the_run_it_is_from(folder, tuned):
         ff.train(closed(), folder / "fed3r", init=folder / "tuned", progress=False)
 
 
+@pytest.mark.slow
 def test_the_head_on_features_is_the_head_of_the_network_with_frozen_features(folder):
     """Bits differ, because the network runs in batches of other sizes."""
     settings = {"task__temperature": 0.1, "rounds": 1}

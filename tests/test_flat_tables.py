@@ -28,6 +28,7 @@ def runs(tmp_path_factory):
     return [base, train(folder, "fedavg_swa", f"{base}@2", **SWA)]
 
 
+@pytest.mark.slow
 def test_pieces_are_made_once_and_kept(runs, tmp_path, capsys, monkeypatch):
     out = tmp_path / "out"
     only = [x for piece in ("accuracy", "clients", "path") for x in ("--only", piece)]

@@ -64,6 +64,7 @@ def test_measuring_changes_no_bit_and_may_begin_later(measured, tmp_path):
 
 
 @pytest.mark.parametrize("strategy", ["map", "vmap"])
+@pytest.mark.slow
 def test_a_local_model_is_what_the_server_takes_from_one_client(strategy):
     problem = methods.problem()
     algorithm = problem.fedavg(epochs=2)

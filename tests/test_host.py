@@ -47,6 +47,7 @@ def test_resume_and_a_change_of_place_keep_the_bits(tmp_path):
     assert_same_bits(whole.state, parts.state)
 
 
+@pytest.mark.slow
 def test_bernoulli_cohorts_and_evaluation_of_train(tmp_path):
     settings = {
         "cohort__sampling": "bernoulli", "cohort__size": 3, "eval__splits": ("test", "train"),

@@ -212,6 +212,7 @@ def test_debug_mode_names_client_step_and_tensor(tmp_path):
         quiet_train(config, tmp_path / "a")
 
 
+@pytest.mark.slow
 def test_debug_mode_is_the_same_maths(tmp_path):
     options = {"rounds": 1, "cohort__size": 2, "client__batch_size": 40}
     fast = quiet_train(small_config(**options), tmp_path / "fast")

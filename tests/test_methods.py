@@ -87,6 +87,7 @@ def test_vmap_agrees_with_map(name):
 
 
 @per_kind
+@pytest.mark.slow
 def test_padding_changes_nothing(name):
     testing.check_padding(run(name))
 

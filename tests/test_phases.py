@@ -60,6 +60,7 @@ def copy(folder, tmp_path):
     return shutil.copytree(folder / "whole", tmp_path / "copy")
 
 
+@pytest.mark.slow
 def test_by_hand_it_is_the_same(folder):
     whole, configs = folder / "whole", ff.phase_configs(three())
     assert [p.path.name for p in RunFolder(whole).phases] == NAMES
@@ -190,6 +191,7 @@ def test_what_has_begun_cannot_change(copy):
         train(three(), copy)
 
 
+@pytest.mark.slow
 def test_longer_and_further(copy):
     """The last phase may go on, and others may follow."""
     config = three(rounds=3)

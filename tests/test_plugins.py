@@ -101,6 +101,7 @@ def command(folder, *arguments):
     )
 
 
+@pytest.mark.slow
 def test_the_run_folder_remembers_the_file(folder):
     config = json.loads((folder / "b" / "config.json").read_text())
     assert config["imports"] == [str(folder / "mine.py")]
@@ -113,6 +114,7 @@ def test_the_run_folder_remembers_the_file(folder):
     assert (folder / "b" / "imports" / "0_mine.py").read_text() == MINE
 
 
+@pytest.mark.slow
 def test_every_command_imports_it_by_itself(folder):
     """Each in a process of its own, none with --import."""
     out = command(folder, "train", "--quiet", "--run", "a", "--config.rounds=6")
@@ -133,6 +135,7 @@ def test_a_page_about_it(folder):
     assert re.search(r"algorithm\.fedhalf\.share +0\.5 +0 < x <= 1 +of the way", out)
 
 
+@pytest.mark.slow
 def test_a_missing_or_changed_file_is_named(folder):
     (folder / "mine.py").rename(folder / "moved.py")
     try:
@@ -223,6 +226,7 @@ def test_a_neighbour_and_a_copy(tmp_path):
         ff.data.SOURCES.remove("of_a_neighbour")
 
 
+@pytest.mark.slow
 def test_a_moved_project(folder, tmp_path):
     """The run folder and the file elsewhere: --import of the same content stands in."""
     import shutil

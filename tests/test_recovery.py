@@ -68,6 +68,7 @@ def test_what_the_discriminator_tells_apart_is_recovered():
     np.testing.assert_array_equal(made, attack().images(20))
 
 
+@pytest.mark.slow
 def test_the_received_model_stays_or_is_trained():
     one, other = attack(steps=5), attack(steps=5, train="all")
     assert one.discriminator[0] == other.discriminator[0]

@@ -201,6 +201,7 @@ def test_training_gradients_and_evaluation_see_it(name):
     assert_same_bits(gradients[0], gradients[1])
 
 
+@pytest.mark.slow
 def test_groups_and_every_strategy_see_it():
     problem, changed = shifted_problem()
     groups = ff.data.Partition.of([np.array([3, 0]), np.array([1, 2, 4])])

@@ -145,6 +145,7 @@ def problem():
     return Problem((6, 5, 7), norm="batch")
 
 
+@pytest.mark.slow
 def test_fixed_after_two_rounds():
     """Bit for bit FedAvg before, statistics that stay after, where clients train as if frozen."""
     p = problem()

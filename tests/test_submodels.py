@@ -218,6 +218,7 @@ def test_fjord_against_numpy():
     assert disagreement(ours, sub.fjord(clients(), lambda t, k: TIERS[tier(t, k)])) < 2e-5
 
 
+@pytest.mark.slow
 def test_ce_hfd_by_client_number_with_coverage_against_numpy():
     """The sub-model is cut, then encoded; the delta is counted from what the client decoded."""
     ours = run(**COMPOSED["CE-HFD"])
@@ -257,6 +258,7 @@ def test_resume_and_members(case):
 
 
 @pytest.mark.parametrize("case", ["CE-HFD", slow("adaptive")])
+@pytest.mark.slow
 def test_padding(case):
     testing.check_padding(run(**COMPOSED[case]))
 
@@ -303,6 +305,7 @@ def test_batch_statistics_belong_to_units():
 # ---- traffic -----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_bytes_are_those_of_the_tiers_drawn(tmp_path):
     config = small_config(rounds=3, submodel__tiers=TIERS, wire__up="8bit")
     built = ff.build(config)

@@ -177,6 +177,7 @@ def test_fedfa_server_is_the_references(pooled):
     assert not pooled or np.allclose(fa.weight(found.mean), 1)
 
 
+@pytest.mark.slow
 def test_fedfa_rounds_are_the_references():
     d = testing.drawn(images(), rounds=3)
     x = d.x.reshape(-1, 4, 4, 1)

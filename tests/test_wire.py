@@ -57,6 +57,7 @@ def test_fedavg_with_eight_bit_uploads_against_numpy():
     ["feddyn", "fedgh", *(pytest.param(n, marks=pytest.mark.slow)
                           for n in ("fedavg", "scaffold", "naivefedgloss"))],
 )
+@pytest.mark.slow
 def test_any_algorithm_with_eight_bits_both_ways(name):
     p = problem()
     run = testing.Run(algorithm_of(name, wire__up="8bit", wire__down="8bit"), p)

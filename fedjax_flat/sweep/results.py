@@ -2,7 +2,8 @@
 
 A group is all seeds of one choice of tuned settings. Of every row the group with the best mean on
 the split `choose_by` is taken, over the last rounds of its finished cells (`eval.window`), and its
-test score is reported, mean and deviation over seeds (divided by their number, as everywhere). Groups with a cell that was stopped are out.
+test score is reported, mean and deviation over seeds (divided by their number, as everywhere).
+Groups with a cell that was stopped are out.
 Without anything tuned there is nothing to choose, and validation is not needed.
 """
 
