@@ -1,7 +1,7 @@
 """CIFAR-100 under label skew, what clients and server can do about it: tables 7.3 to 7.7 of Mora.
 
     fedjax-flat train --config configs/mora.py:feddyn+fedmlb,alpha=0.3 --run runs/m --data FOLDER
-    fedjax-flat compare runs/fedavg runs/m --smooth 0.9 --target 0.45    # rounds to 45 %
+    fedjax-flat compare runs/fedavg runs/m --smooth 0.9 --target 45    # rounds to 45 %
 
 Mora, "Concepts and methods for efficient decentralized learning in federated settings" (PhD thesis,
 Bologna, 2023), chapter 7. Options after the colon, with their defaults:
