@@ -1,6 +1,6 @@
 """Faults, injected at random into programs that run: nothing is lost, hangs or ends in a traceback.
 
-    python tests/faults.py [--injections 200] [--seed N] [--only KIND ...] [--keep FOLDER]
+    python tests/faults.py [--injections 80] [--seed N] [--only KIND ...] [--keep FOLDER]
 
 `make test-faults` runs it. Every injection starts a command, does harm at a random moment, and
 gives the command again until it ends well; then the result must be that of a command nobody
@@ -395,7 +395,7 @@ FAULTS = {  # how often, and in words
 def main() -> int:
     """Injects, prints the table, says whether all is well."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--injections", type=int, default=200)
+    parser.add_argument("--injections", type=int, default=80)
     parser.add_argument("--seed", type=int, help="the first (default: of the time)")
     parser.add_argument("--only", nargs="*", choices=FAULTS, default=list(FAULTS))
     parser.add_argument("--keep", type=pathlib.Path, help="where the folders stay")
