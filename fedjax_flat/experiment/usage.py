@@ -149,6 +149,8 @@ def estimator_of(config: Config) -> str:
     """What groups are made from; `none` if they are random."""
     if members_of(config) not in ("groups", "clusters") or config.groups.name == "random":
         return "none"
+    if config.groups.name == "names":
+        return "names"
     return "labels" if config.groups.name == "oracle" else config.groups.estimator
 
 
@@ -252,6 +254,7 @@ _RULES: list[tuple[tuple[str, ...], Callable[[Config], bool], str]] = [
     (("groups.clusters",), lambda c: c.groups.name == "kmeans", "groups.name is not kmeans"),
     (("groups.estimator",), lambda c: c.groups.name in ("kmeans", "greedy", "icg"),
      "groups.name needs no estimates, or has its own"),
+    (("groups.seed",), lambda c: c.groups.name != "names", "the names of clients say it"),
     (("groups.epochs",), lambda c: estimator_of(c) in ("clf", "conf", "task2vec"),
      "nobody trains for the estimates"),
     (("groups.variance",), lambda c: estimator_of(c) == "clf", "the estimator is not clf"),

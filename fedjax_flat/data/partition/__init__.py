@@ -3,7 +3,7 @@
 from fedjax_flat.data.partition.base import PARTITIONS, Partition
 from fedjax_flat.data.partition.dirichlet import dirichlet
 from fedjax_flat.data.partition.iid import iid
-from fedjax_flat.data.partition.natural import natural
+from fedjax_flat.data.partition.natural import names_of, natural
 from fedjax_flat.data.partition.pachinko import pachinko
 from fedjax_flat.data.partition.per_class import per_class
 from fedjax_flat.data.partition.rare_classes import rare_classes
@@ -23,6 +23,6 @@ from fedjax_flat.data.partition.stratified import stratified
 
 __all__ = [
     "PARTITIONS", "Partition", "capped", "class_counts", "dirichlet", "follow_owners", "hold_out",
-    "iid", "imbalance", "local_split", "mean_jaccard", "natural", "pachinko", "per_class",
+    "iid", "imbalance", "local_split", "mean_jaccard", "names_of", "natural", "pachinko", "per_class",
     "rare_classes", "released", "resized", "restrict", "shards", "statistics", "stratified",
 ]

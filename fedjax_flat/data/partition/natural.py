@@ -46,6 +46,17 @@ def natural(
     return partition
 
 
+def names_of(dataset: Dataset, partition: Partition) -> list[str]:
+    """Of each client: the data set's, if all of its examples are one natural client's."""
+    found = []
+    for k in range(partition.num_clients):
+        index = partition.indices[partition.offsets[k] : partition.offsets[k + 1]]
+        whose = np.unique(dataset.owners[index]) if dataset.owners is not None else ()
+        named = len(whose) == 1 and 0 <= whose[0] < len(dataset.clients)
+        found.append(dataset.clients[whose[0]] if named else f"client {k}")
+    return found
+
+
 def _natural(dataset: Dataset, data_dir, **options) -> Partition:
     """Clients as the data has them: writers, authors, drives, hospitals."""
     del data_dir
