@@ -24,6 +24,7 @@ of its batches of eval.batch_size.
 import dataclasses
 import functools
 import logging
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -126,10 +127,12 @@ def retrieval(
         far = jnp.square(jnp.maximum(margin - _root(square), 0))
         return jnp.where(is_positive, square, far), (is_positive | is_negative) & once
 
-    of_anchors = functools.partial(
+    of_anchors: Any = functools.partial(
         multi_similarity, alpha=alpha, beta=beta, base=base, epsilon=epsilon
     )
-    how = {"triplet": of_triplets, "contrastive": of_pairs, "multi_similarity": of_anchors}[loss]
+    how: Any = {
+        "triplet": of_triplets, "contrastive": of_pairs, "multi_similarity": of_anchors,
+    }[loss]
 
     def losses(outputs, batch):
         values, mask = how(outputs.logits, *pairs(outputs, batch))

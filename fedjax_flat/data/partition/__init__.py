@@ -23,6 +23,7 @@ from fedjax_flat.data.partition.stratified import stratified
 
 __all__ = [
     "PARTITIONS", "Partition", "capped", "class_counts", "dirichlet", "follow_owners", "hold_out",
-    "iid", "imbalance", "local_split", "mean_jaccard", "names_of", "natural", "pachinko", "per_class",
-    "rare_classes", "released", "resized", "restrict", "shards", "statistics", "stratified",
+    "iid", "imbalance", "local_split", "mean_jaccard", "names_of", "natural", "pachinko",
+    "per_class", "rare_classes", "released", "resized", "restrict", "shards", "statistics",
+    "stratified",
 ]

@@ -51,9 +51,9 @@ def names_of(dataset: Dataset, partition: Partition) -> list[str]:
     found = []
     for k in range(partition.num_clients):
         index = partition.indices[partition.offsets[k] : partition.offsets[k + 1]]
-        whose = np.unique(dataset.owners[index]) if dataset.owners is not None else ()
-        named = len(whose) == 1 and 0 <= whose[0] < len(dataset.clients)
-        found.append(dataset.clients[whose[0]] if named else f"client {k}")
+        owners = np.zeros(0, int) if dataset.owners is None else np.unique(dataset.owners[index])
+        named = len(owners) == 1 and 0 <= owners[0] < len(dataset.clients)
+        found.append(dataset.clients[owners[0]] if named else f"client {k}")
     return found
 
 
