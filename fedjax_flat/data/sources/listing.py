@@ -81,7 +81,7 @@ def dataset(
     Labels are 0 to num_classes - 1; without that number, whatever stands there. `normal` is the
     channels' mean and deviation, if not their own.
     """
-    train, test = (_present(name, rows, skip_unreadable) for rows in (train, test))
+    train, test = (present(name, rows, skip_unreadable) for rows in (train, test))
     if not train:
         raise errors.UsageError(f"{name}: no train images in {root}.")
     check_clients(train)
@@ -126,7 +126,7 @@ def check_clients(train: Sequence[Row]) -> None:
                "one for every train image")
 
 
-def _present(name: str, rows: Sequence[Row], skip: bool) -> list[Row]:
+def present(name: str, rows: Sequence[Row], skip: bool) -> list[Row]:
     """The rows whose file is there."""
     there = [row.file.is_file() for row in rows]
     if all(there):
