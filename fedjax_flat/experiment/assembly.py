@@ -406,6 +406,13 @@ def build_task(config: ml_collections.ConfigDict, dataset: Dataset, network: Net
     options = config_lib.options_of(config, "task", found)
     if name in ("classification", "segmentation"):
         data_lib.check_labels(dataset, options.get("ignored"))
+    if name == "retrieval" and np.ndim(dataset.train.labels) == 1:
+        for setting in ("radius", "negative_radius"):
+            if config.task[setting] != found.settings[setting].default:
+                raise errors.UsageError(
+                    f"config.task.{setting} = {config.task[setting]} would change nothing: labels "
+                    f"of {dataset.name} are identities, not positions. Leave it out."
+                )
     if config.data.features:
         preprocess = data_lib.preprocess(dataset, mixup=config.data.mixup)
         model = models.build(
@@ -618,7 +625,6 @@ def with_pairs(
 ) -> Partition:
     """The clients that have two images of one place; the others, which learn nothing, are named."""
     relation = tasks.relation_of(config.task.radius, config.task.negative_radius)
-    tasks.check_dataset(dataset)
     labels = np.asarray(dataset.train.labels)
     own = np.split(partition.indices, partition.offsets[1:-1])
     has = np.array([bool(relation.paired(labels[index]).any()) for index in own])

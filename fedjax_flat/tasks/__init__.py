@@ -13,7 +13,7 @@ from fedjax_flat.tasks.language import language
 from fedjax_flat.tasks.pairs import Relation
 from fedjax_flat.tasks.regression import regression
 from fedjax_flat.tasks.retrieval import SETTINGS as RETRIEVAL
-from fedjax_flat.tasks.retrieval import check_dataset, relation_of, retrieval, searched
+from fedjax_flat.tasks.retrieval import relation_of, retrieval, searched
 from fedjax_flat.tasks.search import nearest
 from fedjax_flat.tasks.segmentation import SETTINGS as SEGMENTATION
 from fedjax_flat.tasks.segmentation import segmentation
@@ -31,7 +31,7 @@ TASKS.add("retrieval", entry(retrieval, RETRIEVAL))
 TASKS.add("segmentation", entry(segmentation, SEGMENTATION))
 
 __all__ = [
-    "TASKS", "Mining", "Relation", "Sums", "Task", "among", "check_dataset", "classification",
-    "count", "cross_entropy", "language", "masked_sum", "nearest", "of_network", "regression",
+    "TASKS", "Mining", "Relation", "Sums", "Task", "among", "classification", "count",
+    "cross_entropy", "language", "masked_sum", "nearest", "of_network", "regression",
     "relation_of", "restricted", "retrieval", "searched", "segmentation",
 ]

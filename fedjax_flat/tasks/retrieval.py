@@ -4,14 +4,14 @@ The network's outputs, divided by their L2 norm, are the embedding f. Of a batch
 its own images (pairs.py says of which); units are triplets, pairs or anchors:
 
     triplet            max(0, |f_i - f_p| - |f_i - f_n| + margin)         k hardest n per anchor i
-    contrastive        |f_i - f_j|^2 if of one place, else max(0, margin - |f_i - f_j|)^2
+    contrastive        |f_i - f_j|^2 / 2 if of one place, else max(0, margin - |f_i - f_j|)^2 / 2
     multi_similarity   log(1 + sum_p exp(-a (s_ip - c))) / a + log(1 + sum_n exp(b (s_in - c))) / b
 
 triplet: Schroff et al. (CVPR 2015), with distances as NetVLAD's successors and FedVPR (Dutto et
 al., CVPRW 2024) have them, not squared; FedVPR's text leaves the margin open, 0.1 is that of the
 benchmark it builds on. contrastive: Hadsell et al. (CVPR 2006), each pair once. multi_similarity:
 Wang et al. (CVPR 2019), over the positives with s_ip < max_n s_in + epsilon and the negatives with
-s_in > min_p s_ip - epsilon; an anchor with neither has no unit.
+s_in > min_p s_ip - epsilon; every image is an anchor, and one with no such pair has a loss of 0.
 
 Which images form a batch: as any client draws them, or, with `mine_every` = n, triplets that the
 client finds among all of its images, by embeddings made anew every n steps (client/mining.py).
@@ -32,6 +32,7 @@ import numpy as np
 
 from fedjax_flat import errors
 from fedjax_flat.data import Dataset, Preprocess, count_of
+from fedjax_flat.data.sources.places import check_places
 from fedjax_flat.models import Model
 from fedjax_flat.settings import Setting
 from fedjax_flat.tasks import search
@@ -96,7 +97,6 @@ def retrieval(
         raise errors.UsageError(
             "retrieval with mixup: a mixed image is of no place. Leave data.mixup at 0."
         )
-    check_dataset(dataset)
     relation = relation_of(radius, negative_radius)
     _warn_of_queries(dataset, relation)
 
@@ -125,7 +125,7 @@ def retrieval(
         once = jnp.triu(jnp.ones(similarity.shape, bool), 1)
         square = jnp.maximum(2 - 2 * similarity, 0)
         far = jnp.square(jnp.maximum(margin - _root(square), 0))
-        return jnp.where(is_positive, square, far), (is_positive | is_negative) & once
+        return jnp.where(is_positive, square, far) / 2, (is_positive | is_negative) & once
 
     of_anchors: Any = functools.partial(
         multi_similarity, alpha=alpha, beta=beta, base=base, epsilon=epsilon
@@ -136,6 +136,8 @@ def retrieval(
 
     def losses(outputs, batch):
         values, mask = how(outputs.logits, *pairs(outputs, batch))
+        if loss == "multi_similarity":
+            mask = batch.mask
         return jnp.where(mask, values, jnp.zeros((), values.dtype)), mask
 
     def sums(outputs, batch):
@@ -184,7 +186,7 @@ def multi_similarity(
     f: jax.Array, similarity: jax.Array, positive: jax.Array, negative: jax.Array, *,
     alpha: float, beta: float, base: float, epsilon: float,
 ) -> tuple[jax.Array, jax.Array]:
-    """(loss of every anchor, whether it has a pair that counts)."""
+    """The loss of every anchor, 0 where it has no pair that counts; and which has one."""
     del f
     fixed = jax.lax.stop_gradient(similarity)
     nearest = jnp.max(jnp.where(negative, fixed, -jnp.inf), axis=1, keepdims=True)
@@ -214,45 +216,12 @@ def relation_of(radius: float, negative_radius: float) -> Relation:
     return Relation(radius, negative_radius or radius)
 
 
-def check_dataset(dataset: Dataset) -> None:
-    """Refuses labels that are neither identities nor positions, and a search of nothing."""
-    for split, labels in (("train", dataset.train.labels), ("test", dataset.test.labels)):
-        labels = np.asarray(plain(labels))
-        identities = labels.ndim == 1 and labels.dtype.kind in "iu"
-        positions = labels.ndim == 2 and labels.shape[1] == 2 and labels.dtype.kind == "f"
-        if not identities and not positions:
-            raise errors.UsageError(
-                f"retrieval of {dataset.name} with {split} labels of shape {labels.shape} and type "
-                f"{labels.dtype}: expected whole numbers (N,), who or what an image shows, or "
-                "positions in metres, floats (N, 2)."
-            )
-        wrong = ~np.isfinite(labels).reshape(len(labels), -1).all(1)
-        if positions and wrong.any():
-            raise errors.UsageError(
-                f"{dataset.name}: {split} image {int(np.argmax(wrong))} is at "
-                f"{tuple(labels[np.argmax(wrong)].tolist())}: expected coordinates that are "
-                f"numbers ({int(wrong.sum())} such images)."
-            )
-
-
 def searched(dataset: Dataset) -> Dataset:
-    """The same with test labels that say which images are asked for, and which are searched.
-
-    The data set's parts `queries` and `database` say it; without them every test image is asked
-    for among all others.
-    """
-    given = [name for name in ("database", "queries") if name in dataset.parts]
-    if not given:
-        return dataset
-    count, masks = count_of(dataset.test), {}
-    for name in ("queries", "database"):
-        masks[name] = np.zeros(count, bool)
-        masks[name][np.asarray(dataset.parts.get(name, ()), int)] = True
-        if not masks[name].any():
-            raise errors.UsageError(
-                f"{dataset.name} has an empty {name}, so there is nothing to search: expected "
-                "Dataset.parts with positions of test images under database and queries."
-            )
+    """The same with test labels that say which images are asked for, and which are searched."""
+    check_places(dataset)
+    masks = {name: np.zeros(count_of(dataset.test), bool) for name in ("queries", "database")}
+    for name, mask in masks.items():
+        mask[np.asarray(dataset.parts[name])] = True
     labels = Sought(dataset.test.labels, masks["queries"], masks["database"])
     return dataclasses.replace(dataset, test=dataset.test._replace(labels=labels))
 
