@@ -60,7 +60,7 @@ def ownership(
     folder.mkdir(parents=True, exist_ok=True)
     made = []
     counts = class_counts(dataset, partition)
-    if dataset.clients and dataset.task == "retrieval":
+    if dataset.owners is not None and dataset.clients and dataset.task == "retrieval":
         rows += _of_cities(dataset, partition)
     if is_placed(dataset):
         made.append(draw_map(dataset, partition, folder / "map.png"))
@@ -208,8 +208,9 @@ def _of_labels(dataset: Dataset) -> list[tuple[str, Any]]:
 
 def _of_cities(dataset: Dataset, partition: Partition) -> list[tuple[str, Any]]:
     """Rows on whose sequences, or other natural clients, and which cities clients have."""
-    rows = [("cities", len(np.unique(_cities(dataset))))]
-    for what, values in (("cities", _cities(dataset)), ("sequences", dataset.owners)):
+    city, sequence = _cities(dataset), np.asarray(dataset.owners)
+    rows: list[tuple[str, Any]] = [("cities", len(np.unique(city)))]
+    for what, values in (("cities", city), ("sequences", sequence)):
         own = np.unique(values, return_inverse=True)[1][partition.indices]
         pairs = np.unique(np.stack([partition.client_of, own]), axis=1)[0]
         counts = np.bincount(pairs, minlength=partition.num_clients)

@@ -80,6 +80,6 @@ def clients_of(
     away = np.random.default_rng([seed, 8]).permutation(len(groups))[:held_out]
     kept = np.delete(np.arange(len(groups)), away)
     client = np.full(len(found.city), -1)
-    for k, group in enumerate(kept):
+    for k, group in enumerate(kept.tolist()):
         client[groups[group]] = k
     return Partition.from_owners(client[found.of], len(kept))
