@@ -6,7 +6,7 @@ import io
 import logging
 import pathlib
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
@@ -30,6 +30,19 @@ class Row(NamedTuple):
     file: pathlib.Path
     label: str
     client: str = ""
+
+
+class _Listed(Protocol):
+    """What has the first two of a row's fields."""
+
+    @property
+    def where(self) -> str: ...
+
+    @property
+    def file(self) -> pathlib.Path: ...
+
+
+L = TypeVar("L", bound=_Listed)
 
 
 def read_csv(path: pathlib.Path, columns: Sequence[str]) -> list[tuple[str, dict[str, str]]]:
@@ -126,7 +139,7 @@ def check_clients(train: Sequence[Row]) -> None:
                "one for every train image")
 
 
-def present(name: str, rows: Sequence[Row], skip: bool) -> list[Row]:
+def present(name: str, rows: Sequence[L], skip: bool) -> list[L]:
     """The rows whose file is there."""
     there = [row.file.is_file() for row in rows]
     if all(there):

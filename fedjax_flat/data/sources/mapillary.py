@@ -141,7 +141,7 @@ SOURCES.add("mapillary_sls", Source(
     about="street views of cities with positions, for place recognition: Mapillary SLS "
           "(Warburg et al. 2020)",
     size="about 1.68 million images, 24 cities with positions, clients are sequences",
-    licence="CC BY-NC-SA 4.0 (Mapillary, on request)",
+    licence="Mapillary's, for research, given with the download",
     files="mapillary_sls/train_val/CITY/{query,database}/ with images/KEY.jpg, postprocessed.csv, "
           "seq_info.csv, raw.csv (images_vol_*.zip and metadata.zip, unpacked into one folder)",
     here=files.is_here(*_FOLDERS),

@@ -50,7 +50,7 @@ def omniglot(data_dir, side: int = 28) -> Dataset:
 
 
 def omniglot_retrieval(
-    data_dir, side: int = 28, unseen: tuple[str, ...] = ("Greek", "Hebrew"), drawers: int = 5
+    data_dir, side: int = 28, unseen: tuple[str, ...] = ("Greek", "Korean"), drawers: int = 5
 ) -> Dataset:
     """Drawings of characters; clients are `drawers` people of one alphabet each."""
     found = _read(files.need("omniglot_retrieval", data_dir, [_FILE]))
@@ -130,13 +130,13 @@ SOURCES.add("omniglot", Source(
 SOURCES.add("omniglot_retrieval", Source(
     omniglot_retrieval,
     about="drawn characters to be found again, in alphabets that nobody trained on",
-    size="3,640 + 1,200 images (by default) of 28x28x1 (or 105x105x1), 242 characters",
+    size="3,560 + 1,280 images (by default) of 28x28x1 (or 105x105x1), 242 characters",
     licence="MIT",
     files=f"{_FILE}, as for omniglot",
     here=files.is_here(_FILE),
     settings={
         "side": Setting(28, "pixels", choices=(28, _SIDE)),
-        "unseen": Setting(("Greek", "Hebrew"), "alphabets that are only tested on"),
+        "unseen": Setting(("Greek", "Korean"), "alphabets that are only tested on"),
         "drawers": Setting(5, "people of each client", at_least=1, at_most=20),
     },
 ))

@@ -26,7 +26,8 @@ def synthetic_streets(
 ) -> Dataset:
     """Squares of `side` pixels from `cities` train cities and two more."""
     del data_dir
-    train, test = [], []
+    train: list[tuple] = []
+    test: list[tuple] = []
     for city in range(cities + TESTED):
         tested = city >= cities
         name = f"{'test' if tested else 'city'}{city - cities if tested else city}"
@@ -99,7 +100,7 @@ def driven(
     return pictures, np.stack([x, np.full(count, lane)], 1)
 
 
-def _stacked(drives: list) -> tuple[np.ndarray, Views]:
+def _stacked(drives: list[tuple]) -> tuple[np.ndarray, Views]:
     names, sequences, pictures, positions = zip(*drives, strict=True)
     each = [len(p) for p in pictures]
     sequence = np.repeat(sequences, each)
