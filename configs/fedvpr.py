@@ -11,10 +11,11 @@ the colon, with their defaults:
     method=fedavg          fedvc; hierfavg, a server for each city, merged every T_c rounds;
                            centralised; or any other of `fedjax-flat algorithms`
     split=auto             clients: natural (sequences; people of an alphabet), proximity,
-                           clustering, random. auto: natural for omniglot, else proximity
-    radius=2000            of a client's place in metres, of proximity: 1000, 2000, 4000
+                           clustering, random_places. auto: natural for omniglot, else proximity
+    radius=0               of a client's place in metres, of proximity: 1000, 2000, 4000. 0: 2000
+                           (msls), 100 (streets: one street)
     cohort=0               clients of a round, of each cluster if hierfavg; 0: 5 (5 per cluster)
-    rounds=0               T; 0: 300 (omniglot and streets: as total says)
+    rounds=0               T; 0: 300, or as total says
     iterations=0           I_loc: local steps. 0: one epoch
     total=0                I_tot = I_loc T |C|, which decides the rounds if given (2,000,000)
     T_c=10                 rounds between merges of hierfavg (open in the text)
@@ -42,7 +43,7 @@ CITIES = {"omniglot": 6, "streets": 4, "msls": 20}
 
 def get_config(text=""):
     o = arguments(
-        text, data="omniglot", method="fedavg", split="auto", radius=2000.0, cohort=0, rounds=0,
+        text, data="omniglot", method="fedavg", split="auto", radius=0.0, cohort=0, rounds=0,
         iterations=0, total=0, T_c=10, clusters=0, loss="triplet", every=20, sharpness="none",
         swa=False, model="resnet18_gem", channels=0, lr=0.0,
     )
@@ -55,7 +56,7 @@ def get_config(text=""):
     if o.split == "auto":
         c.partition.name = "natural" if o.data == "omniglot" else "proximity"
     if c.partition.name == "proximity":
-        c.partition.radius = o.radius
+        c.partition.radius = o.radius or (2000.0 if large else 100.0)
     c.model.name = o.model
     if o.model == "resnet18_gem":
         c.model.channels = o.channels or (64 if large else 16)

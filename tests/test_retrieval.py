@@ -305,20 +305,18 @@ def test_mining_of_padded_and_mapped_clients():
 
 def test_without_mining_batches_are_the_plain_ones():
     dataset = toy()
-    ends = []
-    for every in (0, 2):
-        task = task_of(dataset, mine_every=every)
+    own = ff.data.federate(dataset.train, ff.testing.partition_of((48,))).client(jnp.int32(0))
+    mined = task_of(dataset, mine_every=2)
+
+    def end(task):
         client = ff.client.local_training(task, ff.client.sgd(0.2), batch_size=8)
-        own = ff.data.federate(dataset.train, ff.testing.partition_of((48,))).client(jnp.int32(0))
-        run = jax.jit(lambda v, key, client=client, own=own: client.train(v, own, key, round=0))
-        ends.append(run(task.init(jax.random.key(0)), jax.random.key(1)).variables)
-        if not every:
-            plain = task._replace(mining=None)
-            same = ff.client.local_training(plain, ff.client.sgd(0.2), batch_size=8)
-            again = jax.jit(lambda v, key: same.train(v, own, key, round=0))
-            assert_same_bits(
-                ends[0], again(task.init(jax.random.key(0)), jax.random.key(1)).variables)
-    assert any((a != b).any() for a, b in zip(*map(jax.tree.leaves, ends), strict=True))
+        run = jax.jit(lambda v, key: client.train(v, own, key, round=0))
+        return run(task.init(jax.random.key(0)), jax.random.key(1)).variables
+
+    plain = end(task_of(dataset))
+    assert_same_bits(plain, end(mined._replace(mining=None)))
+    pairs = zip(jax.tree.leaves(plain), jax.tree.leaves(end(mined)), strict=True)
+    assert any((a != b).any() for a, b in pairs)
 
 
 def test_the_loss_has_a_curvature():
@@ -397,6 +395,10 @@ def with_labels(dataset, change):
 def test_what_is_refused(source, dataset, settings, message):
     source(dataset)
     config = small_config(data__name="toy", partition__name="natural", cohort__size=4, **settings)
-    with pytest.raises(ff.UsageError, match=message):
+
+    def start():
         built = ff.build(config)
         jax.eval_shape(built.step, built.init(), built.data)
+
+    with pytest.raises(ff.UsageError, match=message):
+        start()
