@@ -23,6 +23,7 @@ from fedjax_flat.data.partition import (
     imbalance,
     local_split,
     mean_jaccard,
+    names_of,
     natural,
     pachinko,
     per_class,
@@ -55,6 +56,6 @@ __all__ = [
     "check_labels", "check_places", "class_counts", "count_of", "data_folder", "dirichlet",
     "federate",
     "from_arrays", "grouped", "hold_out", "iid", "imbalance", "load", "local_split",
-    "mean_jaccard", "natural", "normals", "on_device", "over", "pachinko", "per_class",
+    "mean_jaccard", "names_of", "natural", "normals", "on_device", "over", "pachinko", "per_class",
     "preprocess", "released", "resized", "restrict", "shards", "statistics", "whole",
 ]

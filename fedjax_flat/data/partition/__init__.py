@@ -4,7 +4,7 @@ from fedjax_flat.data.partition.base import PARTITIONS, Partition
 from fedjax_flat.data.partition.clustering import clustering
 from fedjax_flat.data.partition.dirichlet import dirichlet
 from fedjax_flat.data.partition.iid import iid
-from fedjax_flat.data.partition.natural import natural
+from fedjax_flat.data.partition.natural import names_of, natural
 from fedjax_flat.data.partition.pachinko import pachinko
 from fedjax_flat.data.partition.per_class import per_class
 from fedjax_flat.data.partition.proximity import proximity
@@ -26,7 +26,7 @@ from fedjax_flat.data.partition.stratified import stratified
 
 __all__ = [
     "PARTITIONS", "Partition", "capped", "class_counts", "clustering", "dirichlet",
-    "follow_owners", "hold_out", "iid", "imbalance", "local_split", "mean_jaccard", "natural",
-    "pachinko", "per_class", "proximity", "random_places", "rare_classes", "released", "resized",
-    "restrict", "shards", "statistics", "stratified",
+    "follow_owners", "hold_out", "iid", "imbalance", "local_split", "mean_jaccard", "names_of",
+    "natural", "pachinko", "per_class", "proximity", "random_places", "rare_classes", "released",
+    "resized", "restrict", "shards", "statistics", "stratified",
 ]
