@@ -102,6 +102,13 @@ def test_all_of_a_client_is_within_the_radius_of_one_of_its_queries():
         assert any(reached)
 
 
+def test_what_is_taken_stays_taken():
+    """Three corners in a row: drawn from an end, the first client has two, the next one."""
+    row = dataset(*city("ard", [(0, 0), (500, 0), (1000, 0)]))
+    found = {tuple(made("proximity", row, radius=550.0, seed=s).sizes.tolist()) for s in range(8)}
+    assert found == {(36,), (24, 12)}
+
+
 def test_clients_that_are_not_valid_are_nobodys():
     """At the second corner one of two database sequences is missing."""
     rows = [s for s in city("ard", CORNERS[:3]) if s[0] != "ard/1d3"]
