@@ -507,7 +507,10 @@ def to_json(config: ml_collections.ConfigDict) -> str:
 
 def from_json(text: str) -> ml_collections.ConfigDict:
     """What `to_json` wrote; settings added since then take their defaults."""
-    tree = json.loads(text)
+    try:
+        tree = json.loads(text)
+    except RecursionError:
+        raise errors.UsageError("a config of brackets beyond all depth.") from None
     if not isinstance(tree, dict):
         raise errors.UsageError(
             f"a config that is the JSON of a {type(tree).__name__}: expected settings by name."
