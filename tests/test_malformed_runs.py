@@ -96,8 +96,8 @@ NO_RUN = {
     "unknown setting": with_config(changed(colour="red")),
 }
 UNTRAINED = {"no checkpoint": with_config(TEXT),
-             "config out of range": with_config(changed(seed=-1)), "checkpoints broken": broken_checkpoints,
-             "metrics broken": broken_metrics}
+             "config out of range": with_config(changed(seed=-1)),
+             "checkpoints broken": broken_checkpoints, "metrics broken": broken_metrics}
 
 
 def say(capsys, argv):

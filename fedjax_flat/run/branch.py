@@ -55,7 +55,7 @@ def named(start_from: str | os.PathLike) -> tuple[RunFolder, int | None]:
 def origin_of(folder: RunFolder) -> Origin | None:
     """Where a run came from; None if it began by itself."""
     found = disk.told(folder.origin_file, Origin._fields)
-    return found and Origin(**found)
+    return Origin(**found) if found else None
 
 
 def begin(

@@ -360,7 +360,7 @@ class RunFolder:
     def features(self) -> Features | None:
         """What the features were of that this run was trained on, if it was trained on features."""
         found = disk.told(self.features_file, Features._fields)
-        return found and Features(**found)
+        return Features(**found) if found else None
 
     def check_features(self, now: Features | None) -> None:
         """Refuses features of another network, or of other data, than the run was trained on."""
@@ -379,7 +379,7 @@ class RunFolder:
     def init(self) -> pathlib.Path | None:
         """The run with whose model this one began, if it did."""
         found = disk.told(self.init_file, ["run"])
-        return found and pathlib.Path(os.path.abspath(self.path / str(found["run"])))
+        return pathlib.Path(os.path.abspath(self.path / str(found["run"]))) if found else None
 
     def _save_init(self, init: str | os.PathLike) -> None:
         write_atomically(self.init_file, json.dumps({"run": self._place(init)}) + "\n")
