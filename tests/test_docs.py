@@ -8,6 +8,7 @@ import sys
 
 import doc_examples
 import pytest
+import yaml
 
 import fedjax_flat as ff
 from fedjax_flat import cli, config_files
@@ -119,6 +120,12 @@ def made_paths(made):
     yield "methods/index.md", ""
     for entry in made.reference_paths():
         yield from ((p, "") for p in ([entry] if isinstance(entry, str) else entry["Modules"]))
+
+
+def test_the_citation_is_of_this_version():
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert str(citation["version"]) == ff.__version__
+    assert {"cff-version", "message", "title", "authors"} <= set(citation)
 
 
 def test_a_page_of_a_method():
