@@ -31,7 +31,7 @@ def main(argv: list[str] | None = None) -> int:
             argv, sys.unraisablehook = sys.argv[1:], _unraisable
             with contextlib.suppress(AttributeError):  # closed
                 sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
-        args, rest = _parser().parse_known_args(argv)
+        args, rest = parser().parse_known_args(argv)
         warnings.showwarning = _show_warning
         handler = logging.StreamHandler()
         handler.setFormatter(_Printable("%(name)s: %(message)s"))
@@ -101,17 +101,18 @@ def _keep_traceback(args: argparse.Namespace) -> pathlib.Path | str:
     return "no file, as none could be written"
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def parser() -> argparse.ArgumentParser:
+    """Of every command."""
+    top = argparse.ArgumentParser(
         prog="fedjax-flat",
         description="Flat minima in federated learning.",
         allow_abbrev=False,
     )
-    parser.add_argument("--version", action="version", version=__version__)
-    commands = parser.add_subparsers(required=True, metavar="command")
+    top.add_argument("--version", action="version", version=__version__)
+    commands = top.add_subparsers(required=True, metavar="command")
     for add in (_add_train, _add_runs, _add_analyses, _add_plan, _add_lists):
         add(commands)
-    return parser
+    return top
 
 
 def _add_train(commands) -> None:
