@@ -134,7 +134,7 @@ def test_a_real_full_disk(small_disk, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("url", ["gs://bucket/run", "s3://bucket/run"])
-def test_object_stores_are_refused_before_a_folder_of_their_name_is_made(url, tmp_path, monkeypatch):
+def test_object_stores_are_refused_before_anything_is_made(url, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for use in (RunFolder, data_folder, functools.partial(disk.folder, "folder")):
         with pytest.raises(ff.UsageError, match=rf"folder {url}: expected a folder of this m"):
