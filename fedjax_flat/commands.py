@@ -263,13 +263,14 @@ def temperature(args, rest: list[str]) -> int:
 
 def sweep(args, rest: list[str]) -> int:
     """Runs the cells of a sweep, and shows its table."""
-    from fedjax_flat.sweep import ENGINES, book, driver, load, plan, results
+    from fedjax_flat.sweep import book, driver, plan, results
+    from fedjax_flat.sweep.engines import ENGINES
 
     refuse_unknown(rest)
     name, _, address = args.engine.partition("=")
     make = errors.lookup("engine", name, ENGINES)
     errors.at_least("--workers", args.workers, 0)
-    asked = load(args.file)
+    asked = plan.load(args.file)
     results.check_choice(plan.cells(asked), asked.choose_by, bool(asked.tune))
     kept = book.Book(disk.folder("folder of a sweep", args.run))
     outcome = driver.run(

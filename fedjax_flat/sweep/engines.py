@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from fedjax_flat import errors
 from fedjax_flat.sweep.book import Book
+from fedjax_flat.sweep.call import call
 
 
 class Job(Protocol):
@@ -36,12 +37,10 @@ class Engine(Protocol):
         """Lets go of what it holds."""
 
 
-def command(book: Book, name: str, data_dir: str | None, parent: int = 0) -> list[str]:
-    """What trains a cell."""
+def command(book: Book, name: str, data_dir: str | None) -> list[str]:
+    """What trains a cell; `--parent PID` is to follow."""
     argv = [sys.executable, "-m", "fedjax_flat.sweep.worker", str(book.folder.resolve()), name]
-    if data_dir:
-        argv += ["--data", os.path.abspath(data_dir)]
-    return [*argv, "--parent", str(parent)] if parent else argv
+    return [*argv, "--data", os.path.abspath(data_dir)] if data_dir else argv
 
 
 class _Process:
@@ -74,7 +73,7 @@ class Local:
         self._book, self._data_dir = book, data_dir
 
     def submit(self, name: str) -> Job:
-        argv = command(self._book, name, self._data_dir, os.getpid())
+        argv = [*command(self._book, name, self._data_dir), "--parent", str(os.getpid())]
         return _Process(argv, self._book.path(name, "log"))
 
     def close(self) -> None:
@@ -107,7 +106,7 @@ class Ray:
                 "start --head`, or leave the address out."
             ) from e
         self.workers = workers or max(1, int(ray.cluster_resources().get("CPU", 1)))
-        self._run = ray.remote(num_cpus=1, max_retries=0)(_call)
+        self._run = ray.remote(num_cpus=1, max_retries=0)(call)
 
     def submit(self, name: str) -> Job:
         argv = command(self._book, name, self._data_dir)
@@ -167,17 +166,10 @@ class Slurm:
 
     def submit(self, name: str) -> Job:
         argv = command(self._book, name, self._data_dir)
-        return self._executor.submit(_call, argv, str(self._book.path(name, "log").resolve()))
+        return self._executor.submit(call, argv, str(self._book.path(name, "log").resolve()))
 
     def close(self) -> None:
         pass
-
-
-def _call(argv: list[str], log: str) -> int:
-    with open(log, "ab") as file:
-        return subprocess.run(
-            argv, stdin=subprocess.DEVNULL, stdout=file, stderr=file, check=False
-        ).returncode
 
 
 ENGINES: dict[str, Callable[[Book, str | None, int, str], Any]] = {
