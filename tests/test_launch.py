@@ -97,6 +97,14 @@ def test_what_slurm_jobs_would_do(name, nodes, called, monkeypatch):
     assert "--signal=USR1@180 --requeue" in directives[-1]
 
 
+def test_what_several_processes_here_would_be(called):
+    lines = dry("processes.sh", "2", "--config", "configs/digits_fedavg.py", "--run", "runs/a")
+    found = [trained_with(line)[0] for line in lines.splitlines()]
+    assert sorted((args.process, args.processes) for args in found) == [(0, 2), (1, 2)]
+    assert len({args.coordinator for args in found}) == 1
+    assert found[0].coordinator.startswith("localhost:")
+
+
 @pytest.mark.parametrize(("status", "again"), [(0, False), (138, True), (143, False), (2, False)])
 def test_a_slurm_job_whose_time_is_over_goes_back_into_the_queue(status, again, called, tmp_path):
     """At SIGTERM it was cancelled, or SLURM requeues it."""

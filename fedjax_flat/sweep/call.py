@@ -1,4 +1,4 @@
-"""What other machines and processes call to train a cell; nothing heavy is imported: a cell does."""
+"""What other machines and processes call to train a cell; it imports nothing heavy."""
 
 import os
 import subprocess
