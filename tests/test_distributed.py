@@ -168,7 +168,7 @@ def test_what_a_cluster_says_wrongly_is_one_sentence(monkeypatch):
     for name in ("SLURM_JOB_ID", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID"):
         monkeypatch.setenv(name, "many")
     monkeypatch.setenv("SLURM_STEP_NODELIST", "here")
-    with pytest.raises(ff.UsageError, match=r"--coordinator auto: invalid literal .*'many'"):
+    with pytest.raises(ff.UsageError, match=r"this cluster does not say how: invalid .*'many'"):
         distributed.start("auto")
 
 

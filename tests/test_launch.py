@@ -234,9 +234,13 @@ class Job:
 
     def ends(self, process):
         """(exit code of the script, of both processes); what they said is shown if it fails."""
-        code = process.wait(timeout=300)
-        for i in (0, 1):
-            print((self.folder / f"out{i}").read_text())
+        try:
+            code = process.wait(timeout=300)
+        finally:
+            for pid in self.pids() if process.poll() is None else ():
+                os.kill(pid, signal.SIGKILL)
+            for i in (0, 1):
+                print((self.folder / f"out{i}").read_text())
         return code, [int((self.folder / f"code{i}").read_text()) for i in (0, 1)]
 
 

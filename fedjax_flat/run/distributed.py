@@ -66,7 +66,8 @@ def _of_cluster(processes: int | None, process: int | None, timeout: int) -> tup
             None, processes, process, None, None, timeout
         )
     except (RuntimeError, ValueError, OSError, KeyError) as e:  # of what a cluster says of itself
-        raise errors.UsageError(f"--coordinator auto: {str(e).splitlines()[0]}.") from e
+        said = (str(e).splitlines() or [type(e).__name__])[0]
+        raise errors.UsageError(f"--coordinator auto: this cluster does not say how: {said}") from e
     if found[0] is None:
         srun = " In a SLURM job, start it with srun." if "SLURM_JOB_ID" in os.environ else ""
         raise errors.UsageError(
