@@ -5,8 +5,10 @@ import json
 import os
 import pathlib
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -204,6 +206,23 @@ def test_ray_that_does_not_answer(tmp_path):
     pytest.importorskip("ray", reason="ray is not here: pip install 'fedjax-flat[ray]'")
     with pytest.raises(ff.UsageError, match="cannot be reached within"):
         engines.Ray(books.Book(tmp_path), None, 1, "127.0.0.1:1")
+
+
+def test_an_address_where_something_listens_and_never_answers():
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        with pytest.raises(ff.UsageError, match=r"cannot be reached within 0.1 s \(timed out\)"):
+            engines._check_reachable(address, 0.1)
+        silent.accept()[0].close()
+
+        def answer():
+            with silent.accept()[0] as there:
+                there.sendall(b"\0")
+
+        answers = threading.Thread(target=answer)
+        answers.start()
+        engines._check_reachable(address, 60)
+        answers.join()
 
 
 def wait_for_a_worker(folder):

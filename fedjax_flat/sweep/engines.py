@@ -5,6 +5,7 @@ counts is the entry that the worker left in the book.
 """
 
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -128,14 +129,19 @@ class _RayJob:
         self._ray.cancel(self._reference, force=True)
 
 
-def _check_reachable(address: str, seconds: float) -> None:
-    import socket
+# What a client of HTTP/2, and so of gRPC, begins with: its preface and no settings.
+_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
 
+
+def _check_reachable(address: str, seconds: float) -> None:
+    """Ray itself would try for minutes, also where something listens and never answers."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if address == "auto":
         return
     try:
-        socket.create_connection((host, int(port)), timeout=seconds).close()
+        with socket.create_connection((host, int(port)), timeout=seconds) as there:
+            there.sendall(_HELLO)
+            there.recv(1)
     except (OSError, ValueError) as e:
         raise errors.UsageError(
             f"--engine ray={address}: cannot be reached within {seconds:g} s ({e}). Expected "
