@@ -264,12 +264,14 @@ def test_driver_and_worker_killed(engine, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["slurm=local", "ray"])
-def test_the_same_table_from_every_engine(engine, tmp_path, capsys):
+def test_the_same_table_from_every_engine(engine, tmp_path):
     pytest.importorskip({"slurm=local": "submitit", "ray": "ray"}[engine])
     tables = []
     for name in ("local", engine):
-        argv = ["sweep", f"{FILE}:rounds=4,seeds=1", "--run", str(tmp_path / name[:5]), "--engine",
-                name, "--workers", "2", "--quiet"]
-        assert cli.main(argv) == 0
-        tables.append(capsys.readouterr().out)
+        argv = [sys.executable, "-m", "fedjax_flat", "sweep", f"{FILE}:rounds=4,seeds=1", "--run",
+                str(tmp_path / name[:5]), "--engine", name, "--workers", "2", "--quiet"]
+        done = subprocess.run(argv, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        tables.append(done.stdout)
+    assert "FedASAM" in tables[0]
     assert tables[0] == tables[1]
