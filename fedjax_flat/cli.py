@@ -17,7 +17,7 @@ import traceback
 import warnings
 
 from fedjax_flat import commands as run
-from fedjax_flat import disk, errors
+from fedjax_flat import disk, errors, runtime
 from fedjax_flat.run import interrupt
 from fedjax_flat.version import __version__
 
@@ -32,6 +32,7 @@ def main(argv: list[str] | None = None) -> int:
             with contextlib.suppress(AttributeError):  # closed
                 sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
         args, rest = parser().parse_known_args(argv)
+        runtime.keep_compiled()
         warnings.showwarning = _show_warning
         handler = logging.StreamHandler()
         handler.setFormatter(_Printable("%(name)s: %(message)s"))

@@ -25,6 +25,18 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)
 
 
+def folder(what: str, path: str | os.PathLike) -> pathlib.Path:
+    """A path of this machine; refuses gs:// and the like, which have no locks and no renaming."""
+    text = os.fspath(path)
+    scheme, found, _ = text.partition("://")
+    if found and scheme.isalnum():
+        raise errors.UsageError(
+            f"{what} {text}: expected a folder of this machine; {scheme}:// has no locks and no "
+            "renaming. Mount the bucket and give the folder where it is (docs/launch.md)."
+        )
+    return pathlib.Path(path)
+
+
 @contextlib.contextmanager
 def whole(path: str | os.PathLike) -> Iterator[pathlib.Path]:
     """A path to write to, which becomes `path` when all is written, and vanishes if not."""

@@ -19,7 +19,7 @@ TEXT = config.to_json(small_config())
 
 def commands():
     """Those whose first argument is a run folder, or several, with what else they must have."""
-    (found,) = (a for a in cli._parser()._actions if isinstance(a, argparse._SubParsersAction))
+    (found,) = (a for a in cli.parser()._actions if isinstance(a, argparse._SubParsersAction))
     for name, parser in found.choices.items():
         names = [a.dest for a in parser._actions if not a.option_strings]
         required = [a for a in parser._actions if a.option_strings and a.required]

@@ -56,7 +56,7 @@ class RunFolder:
 
     def __init__(self, path: str | os.PathLike):
         _check_name(os.fspath(path))
-        self.path = pathlib.Path(path)
+        self.path = disk.folder("run folder", path)
         self.config_file = self.path / "config.json"
         self.origin_file = self.path / "origin.json"
         self.environment_file = self.path / "environment.json"
