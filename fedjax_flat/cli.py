@@ -360,6 +360,15 @@ def _add_analyses(commands) -> None:
     masks.add_argument("--data", help="data folder (default: $FEDJAX_FLAT_DATA)")
     masks.set_defaults(call=run.masks)
 
+    retrieve = commands.add_parser(
+        "retrieve", help="queries with the nearest images that a model finds, and recall@n"
+    )
+    retrieve.add_argument("runs", nargs="+", metavar="RUN", help="pictures are of the first")
+    retrieve.add_argument("--queries", type=int, default=5, help="how many are drawn (default 5)")
+    retrieve.add_argument("--model", default="global", help="global (default), swa or wima")
+    retrieve.add_argument("--data", help="data folder (default: $FEDJAX_FLAT_DATA)")
+    retrieve.set_defaults(call=run.retrieve)
+
 
 def _add_plan(commands) -> None:
     plan = commands.add_parser(

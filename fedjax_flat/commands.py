@@ -342,6 +342,19 @@ def masks(args, rest: list[str]) -> int:
     return 0
 
 
+def retrieve(args, rest: list[str]) -> int:
+    """What a search finds."""
+    from fedjax_flat.report import tables
+    from fedjax_flat.report.retrieval import retrieve, table
+
+    refuse_unknown(rest)
+    result = retrieve(args.runs, queries=args.queries, model=args.model, data_dir=args.data)
+    print(table(result))
+    for path in result["figures"]:
+        print(tables.named("figure", path))
+    return 0
+
+
 def plan(args, rest: list[str]) -> int:
     """What an experiment's round needs on TPUs that are not here."""
     from fedjax_flat import runtime

@@ -25,7 +25,7 @@ from fedjax_flat.algorithms.submodels import ASSIGNMENTS, CHOICES
 from fedjax_flat.data import PARTITIONS, SHIFTS, SOURCES
 from fedjax_flat.engine.selection import SELECTIONS
 from fedjax_flat.experiment import usage
-from fedjax_flat.groups import GROUPINGS, METRICS
+from fedjax_flat.groups import GROUPINGS, METRICS, NAMES
 from fedjax_flat.groups.estimators import READINGS
 from fedjax_flat.models import LAWS, MODELS, STATISTICS
 from fedjax_flat.models.base import PRECISIONS
@@ -233,7 +233,8 @@ SETTINGS: dict[str, Setting] = {
     "submodel.coverage": Setting(False, "means over the clients that have a weight, not over all"),
 
     "groups.name": Setting(
-        "random", "how groups that train in sequence, or clusters, are made", choices=GROUPINGS
+        "random", "how groups that train in sequence, or clusters, are made",
+        choices=(*GROUPINGS, NAMES),
     ),
     "groups.clients": Setting(2, "K_S,max: clients in a group, at most", at_least=1),
     "groups.examples": Setting(

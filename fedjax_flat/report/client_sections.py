@@ -12,6 +12,7 @@ from fedjax_flat.experiment import config as config_lib
 from fedjax_flat.report import charts, curves, parts
 from fedjax_flat.report.charts import Chart
 from fedjax_flat.report.groups import Group
+from fedjax_flat.report.ownership import class_counts
 from fedjax_flat.report.parts import Part, Table
 from fedjax_flat.run import metrics
 from fedjax_flat.run.run_folder import RunFolder
@@ -147,8 +148,5 @@ def _class_counts(
     source = data_lib.SOURCES.find(config.data.name)
     options = config_lib.options_of(config, "data", source)
     dataset = data_lib.load(config.data.name, data_dir, **options)
-    labels = dataset.train.labels
-    if dataset.task != "classification" or np.ndim(labels) != 1:
-        return None
-    partition.check(len(labels))
-    return data_lib.class_counts(partition, labels, dataset.num_classes)
+    partition.check(data_lib.count_of(dataset.train))
+    return class_counts(dataset, partition)

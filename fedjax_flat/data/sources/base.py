@@ -55,6 +55,7 @@ class Dataset:
     coarse: tuple[int, ...] = ()  # superclass of each class
     parts: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)  # of test: positions
     colours: tuple[tuple[int, int, int], ...] = ()  # of each class, in pictures of labels
+    queries: np.ndarray | None = None  # of retrieval: train examples that were taken as queries
 
     @property
     def input_shape(self) -> Any:
