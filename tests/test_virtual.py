@@ -100,6 +100,7 @@ def test_on_the_host_as_on_the_device(tmp_path):
     ({"partition__virtual": -1}, "partition.virtual = -1: expected 0 or more"),
     ({"algorithm__name": "fedseq", "cohort__size": 2}, "does not go with algorithm.name = fedseq"),
     ({"data__local_test": 0.2}, "does not go with data.local_test, which is of whole clients"),
+    ({"cohort__sampling": "sizes"}, "does not go with cohort.sampling = sizes"),
     ({"cohort__size": 10_000}, "a cohort of 10000 from"),
 ])
 def test_wrong(settings, message):

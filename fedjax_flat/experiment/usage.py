@@ -409,13 +409,14 @@ def _check_virtual(config: Config) -> None:
         "data.rdn": config.data.rdn,
         "data.local_test": config.data.local_test > 0,
         "eval.clients": config.eval.clients,
+        "cohort.sampling = sizes": config.cohort.sampling == "sizes",
         f"algorithm.name = {config.algorithm.name}": members_of(config) != "clients",
     }
     for name, there in of_whole.items():
         if there:
             raise errors.UsageError(
                 f"partition.virtual = {config.partition.virtual} does not go with {name}, which is "
-                "of whole clients. Leave one out; cohort.sampling = sizes draws whole clients."
+                "of whole clients. Leave one out."
             )
 
 
