@@ -65,6 +65,8 @@ def score(method: str, name: str, settings: dict, args) -> float:
     config.rounds, config.eval.window = args.rounds, 5
     folder = pathlib.Path(args.out) / f"{args.dataset} {method} {name}".replace(" ", "_")
     result = ff.train(config, folder, data_dir=args.data, progress=False)
+    if result.stopped_by:
+        raise SystemExit("stopped; the same command goes on")
     return result.score(5)[0]
 
 

@@ -263,7 +263,7 @@ class TestEstimators:
 
     def test_a_public_set_that_clients_train_on(self):
         dataset = self.problem.dataset
-        with pytest.raises(ff.UsageError, match=r"0 examples of class 0 beside .* that overlap"):
+        with pytest.raises(ff.UsageError, match=r"0 examples of class 0, and .* that overlap"):
             estimators.public_set(dataset, 2, self.problem.partition.indices, 0)
         chosen, _ = estimators.public_set(dataset, 1, self.problem.partition.indices[1:4], 0)
         taken = {dataset.train.inputs[i].tobytes() for i in self.problem.partition.indices[1:4]}

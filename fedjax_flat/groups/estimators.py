@@ -161,10 +161,11 @@ def public_set(
     chosen = [order[labels[order] == c][:per_class] for c in range(dataset.num_classes)]
     for c, found in enumerate(chosen):
         if len(found) < per_class:
+            shared = int(overlaps[labels == c].sum())
+            also = f", and {shared} that overlap training" if shared else ""
             raise errors.UsageError(
                 f"groups.public = {per_class}: the test set has {len(found)} examples of class "
-                f"{c} beside {int(overlaps[labels == c].sum())} that overlap training. Lower it, "
-                "or choose another groups.estimator."
+                f"{c}{also}. Lower it, or choose another groups.estimator."
             )
     index = np.sort(np.concatenate(chosen))
     public = jax.tree.map(lambda x: np.asarray(x)[index], dataset.test)
