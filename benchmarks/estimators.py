@@ -7,18 +7,19 @@ mammals, fish, flowers; 75 clients, 15 classes) are estimated, as in figure 5.10
 silhouette by class and by superclass of every estimator after --epochs, in its own metric, and
 how many components PCA keeps at 90 % of the variance; draws distance maps, embeddings, and the
 cosine similarity of classifiers after several numbers of epochs with its norm. Task2Vec's probe is
-the model as the config starts it, which nobody has trained, or --probe with its --weights.
+the model as the config starts it, which nobody has trained, unless --config.groups.probe and
+--config.groups.weights name another; --config.NAME=VALUE changes any setting.
 """
 
 import argparse
 import pathlib
-import runpy
 
 import jax.numpy as jnp
 import numpy as np
 
 import fedjax_flat as ff
 from fedjax_flat import groups
+from fedjax_flat.config_files import load_config
 from fedjax_flat.experiment import grouping
 from fedjax_flat.groups.estimators import public_set
 from fedjax_flat.report import client_groups, tables
@@ -37,14 +38,10 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--data")
     parser.add_argument("--out", default="runs/estimators")
-    parser.add_argument("--model", default="cnn")
     parser.add_argument("--epochs", type=int, nargs="+", default=[1, 5, 10, 20])
     parser.add_argument("--superclasses", type=int, default=3, help="20: all 500 clients")
-    parser.add_argument("--learning-rate", type=float, default=0.01)
-    parser.add_argument("--batch-size", type=int, default=64)
-    parser.add_argument("--probe", default="")
-    parser.add_argument("--weights", default="")
-    args = parser.parse_args()
+    parser.add_argument("--estimators", nargs="+", default=[*ESTIMATORS], choices=[*ESTIMATORS])
+    args, args.overrides = parser.parse_known_args()
     out = pathlib.Path(args.out)
     dataset = ff.data.load("cifar100", args.data)
     built = ff.experiment.build(config_of(args, "clf", "softmax", 1, groups=False), args.data)
@@ -55,7 +52,8 @@ def main():
     classes = classes[chosen]
     rows = []
     found, kept, matrices = {}, {}, {}
-    for label, (estimator, reading, metric) in ESTIMATORS.items():
+    for label in args.estimators:
+        estimator, reading, metric = ESTIMATORS[label]
         for epochs in args.epochs if label == "clf" else args.epochs[-1:]:
             print(f"{label}, {epochs} epochs", flush=True)
             config = config_of(args, estimator, reading, epochs)
@@ -65,8 +63,8 @@ def main():
             estimate = grouping.estimator(config, dataset, built.task, public)
             estimates = np.asarray(estimate(built.data, jnp.asarray(chosen, jnp.int32)))
             if label == "clf":
-                estimates = groups.reduced(estimates, 0.9)
                 matrices[epochs] = client_groups.similarities(estimates)
+                estimates = groups.reduced(estimates, 0.9)
             scores = [groups.silhouette(groups.distances(m, estimates), of)
                       for m in (metric, "euclidean") for of in (classes, coarse[classes])]
             rows.append([label, str(epochs), str(estimates.shape[1]), metric,
@@ -81,16 +79,18 @@ def main():
         print(tables.named("figure", path))
     path = out / "embeddings.png"
     print(tables.named("figure", client_groups.embeddings(found, coarse[classes], path)))
-    print(tables.named("figure", client_groups.similarity(matrices, out / "similarity.png")))
+    if matrices:
+        path = client_groups.similarity(matrices, out / "similarity.png")
+        print(tables.named("figure", path))
 
 
 def config_of(args, estimator: str, reading: str, epochs: int, *, groups: bool = True):
     """The settings of one estimator; without groups, those of the clients alone."""
-    text = f"cifar100,alpha=0,method={'fedseq' if groups else 'fedavg'},estimator={estimator}"
-    file = runpy.run_path(str(CONFIGS / "fedseq.py"))
-    config = file["get_config"](f"{text},epochs={epochs},probe={args.probe},weights={args.weights}")
-    config.model.name, config.client.batch_size = args.model, args.batch_size
-    config.client.learning_rate = args.learning_rate
+    method = "fedseq" if groups else "fedavg"
+    text = f"cifar100,alpha=0,method={method},estimator={estimator}"
+    path = f"{CONFIGS / 'fedseq.py'}:{text},epochs={epochs}"
+    own = [a for a in args.overrides if groups or not a.startswith("--config.groups.")]
+    config = load_config(path, own, None)
     config.groups.reading = reading if estimator == "conf" else config.groups.reading
     return config
 

@@ -72,9 +72,8 @@ def confidences(probe: Probe, public: Examples, classes: int, reading: str = "so
         )
     task = probe.client.task
     inputs, known = jax.tree.map(jnp.asarray, public)
-    batch = Batch(inputs, known, jnp.ones(len(labels), bool))
 
-    def one(probe: Probe, data: ClientData) -> jax.Array:
+    def one(probe: Probe, data: ClientData, batch: Batch) -> jax.Array:
         outputs = task.forward(probe.trained(data), task.prepare(batch, None), None)
         own = batch.labels.astype(jnp.int32)
         sure = jax.nn.softmax(outputs.logits)[jnp.arange(len(labels)), own]
@@ -82,7 +81,7 @@ def confidences(probe: Probe, public: Examples, classes: int, reading: str = "so
         p = jax.ops.segment_sum(sure, own, classes) / counts
         return jax.nn.softmax(p) if reading == "softmax" else p / jnp.sum(p)
 
-    return _of_each(one, probe)
+    return _of_each(one, probe, Batch(inputs, known, jnp.ones(len(labels), bool)))
 
 
 def task2vec(probe: Probe, *, batch_size: int = 8) -> Estimate:
@@ -122,15 +121,15 @@ def task2vec(probe: Probe, *, batch_size: int = 8) -> Estimate:
     return _of_each(one, probe)
 
 
-def _of_each(one: Callable[[Probe, ClientData], jax.Array], probe: Probe) -> Estimate:
+def _of_each(one: Callable[..., jax.Array], probe: Probe, *arrays: Batch) -> Estimate:
     @jax.jit
-    def estimates(variables, data, clients):
+    def estimates(variables, arrays, data, clients):
         started = probe._replace(variables=variables)
         return jax.lax.map(
-            lambda k: one(started, data.client(jnp.maximum(k, 0), k >= 0)), clients
+            lambda k: one(started, data.client(jnp.maximum(k, 0), k >= 0), *arrays), clients
         )
 
-    return lambda data, clients: estimates(probe.variables, data, clients)
+    return lambda data, clients: estimates(probe.variables, arrays, data, clients)
 
 
 def reduced(rows: np.ndarray, variance: float) -> np.ndarray:
