@@ -16,7 +16,7 @@ from fedjax_flat import errors, memory, models, parts, plugins, rng, tasks
 from fedjax_flat.algorithms import Algorithm
 from fedjax_flat.data import Dataset, Examples, FederatedData, HostData, Partition
 from fedjax_flat.data import shift as shift_lib
-from fedjax_flat.data.partition import follow_owners, hold_out, local_split
+from fedjax_flat.data.partition import follow_owners, hold_out, local_split, virtual_clients
 from fedjax_flat.engine import client_state, cohort, sampling, selection
 from fedjax_flat.engine.clock import Clock, arrivals
 from fedjax_flat.engine.evaluate import (
@@ -220,7 +220,7 @@ def build(
     cohort_of = cohorts(sample, over)
     kind = usage.members_of(config)
     largest = int(shares.train.sizes.max()) if kind == "clients" else shares.train.indices.size
-    members = members_in(kind, partition.num_clients, grouping)
+    members = members_in(kind, shares.train.num_clients, grouping)
     algorithm = method.protect(config, algorithm, cohort_of, largest, members)
     algorithm = method.by_the_clock(config, algorithm, clock, flights, cohort_of)
     method.account(config, members)
@@ -396,6 +396,9 @@ def divide(config: ml_collections.ConfigDict, dataset: Dataset, partition: Parti
         partition, validation = hold_out(
             partition, config.data.validation, source=config.data.validation_from
         )
+    if config.partition.virtual:  # whose local tests would be those of whole clients
+        partition = virtual_clients(partition, config.partition.virtual)
+        local_test = None
     return Shares(partition, validation, local_test, unlabelled)
 
 

@@ -116,6 +116,10 @@ SETTINGS: dict[str, Setting] = {
     "data.shift.name": Setting("none", "clients that see the world differently"),
     "task.name": Setting("auto", "what is learned; auto is what the data are for"),
     "partition.name": Setting("dirichlet"),
+    "partition.virtual": Setting(
+        0, "FedVC: examples of a virtual client; large clients are cut, small ones repeated",
+        at_least=0,
+    ),
     "model.name": Setting("mlp"),
     "model.precision": Setting(
         "float32", "bfloat16: sums, parameters and loss stay float32", choices=tuple(PRECISIONS)

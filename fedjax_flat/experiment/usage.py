@@ -382,6 +382,8 @@ def check_combination(config: Config) -> None:
     _check_uploads(config)
     _check_clock(config)
     _check_members(config)
+    if config.partition.virtual:
+        _check_virtual(config)
     if method.section == "mime" and client.momentum:
         refuse("client.momentum", client.momentum, "its momentum is algorithm.mime.momentum.")
 
@@ -409,6 +411,24 @@ def _check_members(config: Config) -> None:
         refuse("cohort.share", "it has as many chains as cohort.size says.")
     if cohort.sampling == "sizes" and members != "clients":
         refuse("cohort.sampling = sizes", "it is of clients by themselves.")
+
+
+def _check_virtual(config: Config) -> None:
+    """What is of whole clients does not go with virtual ones."""
+    of_whole = {
+        f"data.shift.name = {config.data.shift.name}": config.data.shift.name != "none",
+        "data.rdn": config.data.rdn,
+        "data.local_test": config.data.local_test > 0,
+        "eval.clients": config.eval.clients,
+        "cohort.sampling = sizes": config.cohort.sampling == "sizes",
+        f"algorithm.name = {config.algorithm.name}": members_of(config) != "clients",
+    }
+    for name, there in of_whole.items():
+        if there:
+            raise errors.UsageError(
+                f"partition.virtual = {config.partition.virtual} does not go with {name}, which is "
+                "of whole clients. Leave one out."
+            )
 
 
 def _check_wire(config: Config) -> None:
