@@ -16,6 +16,7 @@ from fedjax_flat.data.sources import mnist as _mnist  # noqa: F401
 from fedjax_flat.data.sources import omniglot as _omniglot  # noqa: F401
 from fedjax_flat.data.sources import shakespeare as _shakespeare  # noqa: F401
 from fedjax_flat.data.sources import stackoverflow as _stackoverflow  # noqa: F401
+from fedjax_flat.data.sources import targets as _targets  # noqa: F401
 from fedjax_flat.data.sources import tfds as _tfds  # noqa: F401
 from fedjax_flat.data.sources.base import (
     DATA_VARIABLE,
