@@ -21,6 +21,7 @@ import time
 
 import fedjax_flat as ff
 from fedjax_flat.report import tables
+from fedjax_flat.run import metrics
 
 CONFIG = pathlib.Path(__file__).parents[1] / "configs" / "feddrive.py"
 METHODS = ("fedavg", "silobn", "fedbn", "fedasam+swa", "silobn+asam+swa")
@@ -45,8 +46,9 @@ def main():
         for method in args.methods:
             folder = pathlib.Path(args.out) / method.replace("+", "_")
             if args.keep:
-                keep(folder, pathlib.Path(args.keep) / folder.name)
-                found[method] = ff.run.metrics.read(folder / "metrics.jsonl")
+                if folder.is_dir():
+                    keep(folder, pathlib.Path(args.keep) / folder.name)
+                    found[method] = metrics.read(folder / "metrics.jsonl")
                 continue
             if time.monotonic() - began > 60 * args.minutes:
                 break
