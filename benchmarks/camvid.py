@@ -7,7 +7,8 @@ configs/feddrive.py in the small: BiSeNetV2 a quarter as wide, without auxiliary
 96x128 pixels, batches of 4, 3 local steps, 3 of 12 clients a round. ASAM's rho is 0.1 and eta 0.2,
 SWA starts at 75 % of the rounds and has cycles of 5, as FedSAM has them on Cityscapes. All methods
 are trained in turns, to an eighth, a quarter, a half and all of the rounds, so that what is there
-when it is stopped can be compared; the same command goes on. --full is the config as it is.
+when it is stopped can be compared; the same command goes on. Those with SWA branch off those
+without, at 5/8 of the rounds. --full is the config as it is.
 
 Prints mIoU on drives that are trained on and on the one that is not, at the last evaluation; --keep
 copies config.json and metrics.jsonl of every run.
@@ -24,7 +25,8 @@ from fedjax_flat.report import tables
 from fedjax_flat.run import metrics
 
 CONFIG = pathlib.Path(__file__).parents[1] / "configs" / "feddrive.py"
-METHODS = ("fedavg", "silobn", "fedbn", "fedasam+swa", "silobn+asam+swa")
+METHODS = ("fedavg", "silobn", "fedbn", "fedasam", "silobn+asam", "fedasam+swa",
+           "silobn+asam+swa")
 SPLITS = ("seen", "unseen")
 STAGES = (8, 4, 2, 1)
 
@@ -54,7 +56,14 @@ def main():
                 break
             config = config_of(method, args)
             config.rounds = max(1, args.rounds // share)
-            result = ff.train(config, folder, data_dir=args.data, progress=False)
+            begin = None
+            if "swa" in method:
+                if share > 1:
+                    continue
+                begin = f"{str(folder).removesuffix('_swa')}@{5 * config.eval.every}"
+            result = ff.train(
+                config, folder, start_from=begin, data_dir=args.data, progress=False
+            )
             found[method] = result.records
             print(f"{method}: round {config.rounds}", flush=True)
             if result.stopped_by:
@@ -66,10 +75,11 @@ def config_of(method: str, args):
     """One run's config: the method's own part, and the size of all."""
     text = f"camvid,clients=drive,rounds={args.rounds}"
     small = "" if args.full else ",width=0.25"
-    name = method.replace("silobn+asam+swa", "fedasam,norm=own").replace("+swa", "")
+    name = method.removesuffix("+swa").replace("silobn+asam", "fedasam,norm=own")
     config = runpy.run_path(str(CONFIG))["get_config"](f"{text},method={name}{small}")
     if "asam" in method:
         config.client.rho, config.client.eta = 0.1, 0.2
+    if "swa" in method:
         config.server.average = "swa"
         config.server.swa.start, config.server.swa.cycle = 3 * args.rounds // 4, 5
     if not args.full:
@@ -80,6 +90,7 @@ def config_of(method: str, args):
         config.eval.batch_size = 4
     config.eval.splits, config.eval.every = SPLITS, max(1, args.rounds // 8)
     config.eval.window, config.checkpoint.every = 1, config.eval.every
+    config.checkpoint.keep = 8
     return ff.only_used(config)
 
 
