@@ -12,8 +12,8 @@ pavement, and leaves 34 out. Its pictures differ in size; all are resized to `si
 shape, where LADD keeps the shape.
 
 `lists` = ladd takes the clients of LADD (Shenaj, Fani et al., WACV 2023) instead:
-crosscity/ladd/{train,test}/*.json, 476 of them in the paper, and mapillary/ladd/{train,test}/*.json,
-357, each of one continent, which is then its domain. Copy them from data/*/splits of its program.
+crosscity/ladd/{train,test}/*.json (472; the paper says 476) and mapillary/ladd/{train,test}/*.json
+(357, each of one continent, which is then its domain). Copy them from data/*/splits of its program.
 Without them `partition.resize_to` makes as many of the cities, of nearly one size.
 """  # noqa: E501 (a table)
 
