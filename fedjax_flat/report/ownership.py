@@ -2,8 +2,9 @@
 
 Class counts per client as a heat map, or as the papers' bubbles where there are few clients;
 classes and examples per client; the mean Jaccard index of the clients' class sets (Fanì 2025,
-section 3); and some examples of some clients. Of places, a map instead: positions, coloured by
-client. Of identities, which retrieval tells apart, counts are as those of classes.
+section 3), or the shares of pixels of each class; and some examples of some clients. Of places, a
+map instead: positions, coloured by client. Of identities, which retrieval tells apart, counts are
+as those of classes.
 """
 
 import pathlib
@@ -18,7 +19,7 @@ from fedjax_flat import errors, experiment
 from fedjax_flat.data import Dataset, Partition
 from fedjax_flat.data.sources.places import city_of
 from fedjax_flat.experiment import config as config_lib
-from fedjax_flat.report import pictures, tables
+from fedjax_flat.report import pictures, pixels, tables
 
 BUBBLES = 30  # clients, up to which counts are drawn as bubbles
 SHOWN = 8  # clients, and examples of each, in the picture of examples
@@ -72,6 +73,9 @@ def ownership(
             ("mean Jaccard index", f"{data_lib.mean_jaccard(partition, dataset.train.labels):.4f}"),
         ]
         made.append(draw_counts(counts, dataset, folder / "ownership.png"))
+    if (of_pixels := pixels.pixel_counts(dataset, partition)) is not None and of_pixels.any():
+        rows.append(("clients per class", _spread((of_pixels > 0).sum(0))))
+        made.append(pixels.draw(of_pixels, dataset, folder / "pixels.png"))
     if (shown := draw_examples(dataset, partition, folder / "examples.png")) is not None:
         made.append(shown)
     text = tables.table(["", config.data.name], [[a, str(b)] for a, b in rows], left=(0, 1))
