@@ -14,7 +14,7 @@ import numpy as np
 from fedjax_flat import data as data_lib
 from fedjax_flat import errors, memory, models, parts, plugins, rng, tasks
 from fedjax_flat.algorithms import Algorithm
-from fedjax_flat.data import Dataset, Examples, FederatedData, HostData, Partition
+from fedjax_flat.data import Dataset, Examples, FederatedData, HostData, Partition, styles
 from fedjax_flat.data import shift as shift_lib
 from fedjax_flat.data.partition import follow_owners, hold_out, local_split
 from fedjax_flat.engine import client_state, cohort, sampling, selection
@@ -86,6 +86,7 @@ class Experiment:
     grouping: Grouping | None  # who trains in sequence, or reports to which cluster's server
     features: features.Features | None  # of what, where they are the examples
     network: Network  # of features too: what they are by
+    styled: styles.Traffic | None  # what styles weigh, which travel once
 
     def init(self, variables: Variables | None = None) -> TrainState:
         """The state before the first round; only the seed decides it, unless a model is given."""
@@ -206,6 +207,15 @@ def build(
             "each runs its own only", over.name, len(config.submodel.tiers),
         )
     data = place_data(config.data.placement, dataset.train, shares.train, over, shift, pruned)
+    style, styled = build_style(config, dataset), None
+    if style:
+        bank = styles.bank(style, dataset, shares.train, shift)
+        styled = styles.traffic(bank, style)
+        logger.info(
+            "styles: %d of %d bytes, sent once: %d bytes up and %d down in all", bank.size,
+            bank.bytes // bank.size, styled.up, styled.down,
+        )
+        data = dataclasses.replace(data, bank=over.replicate(bank))
     grouping = build_grouping(config, dataset, shares.train, task, data, data_dir)
     if attacked:  # who attacks depends on groups
         groups = grouping.at(0) if grouping and usage.members_of(config) == "groups" else None
@@ -270,6 +280,7 @@ def build(
         grouping=grouping,
         features=featured,
         network=network,
+        styled=styled,
     )
 
 
@@ -426,6 +437,7 @@ def build_network(
         crop=config.data.crop,
         ignored=config.task.ignored,
         normals=normals,
+        style=build_style(config, dataset),
     )
     network = config_lib.options_of(config, "model", models.MODELS.find(config.model.name))
     model = models.build(
@@ -560,6 +572,12 @@ def build_shift(
             "fedjax_flat.data.Shift, or None."
         )
     return shift
+
+
+def build_style(config: ml_collections.ConfigDict, dataset: Dataset) -> styles.Style | None:
+    """How train images are restyled, if they are."""
+    found = data_lib.STYLES.find(config.data.style.name)
+    return found.make(dataset, **config_lib.options_of(config, "data.style", found))
 
 
 def place_client_state(config, task: Task, algorithm: Algorithm, clients: int) -> str:

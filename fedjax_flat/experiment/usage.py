@@ -176,7 +176,7 @@ def _by_weight(c: Config) -> bool:
 
 
 _MOVES = ("data.crop_padding", "data.rotation", "data.flip", "data.cutout", "data.scale",
-          "data.crop", "data.jitter")
+          "data.crop", "data.jitter", "data.style.")
 # name or section: (whether it has an effect, why not); all that fit a setting must hold
 _RULES: list[tuple[tuple[str, ...], Callable[[Config], bool], str]] = [
     (("client.",), takes_steps, "clients take no local steps under {method}"),
@@ -353,6 +353,11 @@ def check_combination(config: Config) -> None:
         raise errors.UsageError(
             "data.features = True does not go with data.rdn: features are computed once, and "
             "images are normalised anew in every step. Leave one out."
+        )
+    if config.data.rdn and config.data.style.name != "none":
+        raise errors.UsageError(
+            f"data.rdn does not go with data.style.name = {config.data.style.name!r}: statistics "
+            "are of the images as they are. Leave one out."
         )
     if method.client_optimizer == "sgd" and client.optimizer != "sgd":
         refuse("client.optimizer", client.optimizer, "its equations count on the steps of SGD.")

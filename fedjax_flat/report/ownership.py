@@ -13,8 +13,8 @@ import ml_collections
 import numpy as np
 
 from fedjax_flat import data as data_lib
-from fedjax_flat import errors, experiment
-from fedjax_flat.data import Dataset, Partition
+from fedjax_flat import errors, experiment, rng
+from fedjax_flat.data import Dataset, Partition, styles
 from fedjax_flat.experiment import config as config_lib
 from fedjax_flat.report import pictures, tables
 
@@ -65,6 +65,9 @@ def ownership(
         made.append(draw_counts(counts, dataset, folder / "ownership.png"))
     if (shown := draw_examples(dataset, partition, folder / "examples.png")) is not None:
         made.append(shown)
+    if style := experiment.build_style(config, dataset):
+        path = folder / "styles.png"
+        made.append(draw_styles(style, dataset, partition, path, config.seed))
     text = tables.table(["", config.data.name], [[a, str(b)] for a, b in rows], left=(0, 1))
     return "\n".join([text, *(tables.named("figure", path) for path in made)])
 
@@ -129,6 +132,34 @@ def draw_examples(
         ax.set_yticks([])
         name = dataset.clients[k] if len(dataset.clients) == partition.num_clients else str(k)
         ax.set_ylabel(name[:14], rotation=0, ha="right", va="center", fontsize=8)
+    return pictures.save(figure, path)
+
+
+def draw_styles(
+    style: styles.Style, dataset: Dataset, partition: Partition, path: pathlib.Path, seed: int
+) -> pathlib.Path:
+    """An image of some clients, a row each, and what it becomes by styles that are drawn."""
+    import jax
+    import jax.numpy as jnp
+
+    bank = styles.bank(style, dataset, partition)
+    present = np.flatnonzero(partition.sizes)
+    chosen = present[np.linspace(0, len(present) - 1, min(SHOWN // 2, len(present))).astype(int)]
+    height, width, _ = dataset.input_shape
+    figure, axes = pictures.new_figure(len(chosen), 1, (9, 9 * len(chosen) * height / width / 6))
+    for ax, k in zip(np.ravel(axes), chosen, strict=True):
+        image = jnp.asarray(dataset.train.inputs[partition.client(k)[0]])
+        copies = jnp.repeat(image[None], 5, axis=0)
+        marked = data_lib.federated.marked(copies, jnp.int32(k), jnp.zeros(5, jnp.int32), bank)
+        key = rng.fold(jax.random.key(seed), "styles", int(k))
+        shown = [image, *styles.apply(style, key, marked)]
+        strip = np.concatenate(
+            [np.pad(np.asarray(x, np.float32) / dataset.max_value, ((0, 0), (0, 2), (0, 0)),
+                    constant_values=1) for x in shown], axis=1,
+        )
+        ax.imshow(np.clip(strip.squeeze(), 0, 1), cmap="gray", vmin=0, vmax=1)
+        ax.set_axis_off()
+    np.ravel(axes)[0].set_title("as it is, then as others' images are", fontsize=9, loc="left")
     return pictures.save(figure, path)
 
 
