@@ -103,15 +103,15 @@ def test_banks_have_every_client_s_images(name, sent):
     rows = np.concatenate([x.reshape(bank.size, -1) for x in bank.styles], 1) if (
         name == "lab") else np.asarray(bank.styles)
     np.testing.assert_allclose(rows, np.stack([x for _, x in expected]), rtol=1e-3, atol=1e-2)
-    owners = np.repeat(np.arange(len(SIZES)), bank.count)
+    owners = np.repeat(np.arange(len(SIZES)), bank.counts)
     assert owners.tolist() == [k for k, _ in expected]
-    np.testing.assert_array_equal(bank.first, np.cumsum(bank.count) - bank.count)
+    np.testing.assert_array_equal(bank.first, np.cumsum(bank.counts) - bank.counts)
 
 
 def test_a_client_s_style_is_the_mean_of_its_images():
     dataset = pictures()
     bank = styles.bank(made("fda"), dataset, partition_of(SIZES))
-    assert bank.count.tolist() == [1, 0, 1, 1]
+    assert bank.counts.tolist() == [1, 0, 1, 1]
     for row, own in zip(bank.styles, np.split(dataset.train.inputs, [4, 7]), strict=True):
         expected = ref.client_style(own.astype(float)).transpose(1, 2, 0)
         np.testing.assert_allclose(row, expected, rtol=1e-4)

@@ -46,11 +46,11 @@ class Style(NamedTuple):
 
 
 class Bank(NamedTuple):
-    """Styles by client: client k sent those from `first[k]` on, `count[k]` of them."""
+    """Styles by client: client k sent those from `first[k]` on, `counts[k]` of them."""
 
     styles: Any
     first: jax.Array
-    count: jax.Array
+    counts: jax.Array
 
     @property
     def size(self) -> int:
@@ -72,7 +72,7 @@ class Traffic(NamedTuple):
 
 def traffic(bank: Bank, style: Style) -> Traffic:
     """Everybody sends its own styles and receives those that it may draw."""
-    own = np.asarray(bank.count, np.int64)
+    own = np.asarray(bank.counts, np.int64)
     received = len(own) * bank.size - (own.sum() if style.donors == "others" else 0)
     each = bank.bytes // bank.size
     return Traffic(int(received) * each, bank.bytes)
@@ -120,7 +120,7 @@ def images_of(inputs: Any) -> Any:
 
 def drawn(key: jax.Array, own: Bank, client: jax.Array, donors: str) -> jax.Array:
     """The number of a style, each with the same chance."""
-    first, count = own.first[client], own.count[client]
+    first, count = own.first[client], own.counts[client]
     if donors == "all":
         return jax.random.randint(key, (), 0, own.size)
     i = jax.random.randint(key, (), 0, own.size - count)

@@ -39,6 +39,7 @@ from fedjax_flat.engine.round import (
 from fedjax_flat.engine.round import models as models_of
 from fedjax_flat.experiment import config as config_lib
 from fedjax_flat.experiment import features, method, sizes, usage
+from fedjax_flat.experiment.by_style import build_clusters, by_nearest
 from fedjax_flat.experiment.grouping import Grouping, build_grouping
 from fedjax_flat.models import Variables
 from fedjax_flat.tasks import Sums, Task
@@ -174,6 +175,7 @@ def build(
     options = config_lib.options_of(config, "data", source)
     dataset = data_lib.load(config.data.name, data_dir, **options)
     partition = build_partition(config, dataset, data_dir)
+    dataset = with_target(config, dataset)
     attacked = config.data.shift.name == "swap_labels"
     shift, normals = None if attacked else build_shift(config, dataset, partition), None
     if config.data.rdn:
@@ -195,7 +197,12 @@ def build(
     if config.model.fix_after:
         fixed = build_task(config, dataset, build_network(config, dataset, normals, frozen=True))
     one = data_lib.whole(jax.tree.map(lambda x: x[:1], dataset.train))
-    algorithm = method.build_algorithm(config, task, one, fixed)
+    at_clients = config.data.trains == "clients"
+    owners = shares.train if at_clients else clients_of(config, dataset, data_dir)
+    clusters = build_clusters(config, dataset, owners, shift)
+    algorithm = method.build_algorithm(
+        config, task, one, fixed, clusters.count if clusters else 1
+    )
     averages = method.build_averages(config)
     classes = local_classes(config, dataset, shares, algorithm)
     pruned = classes if usage.prunes(config) else None
@@ -209,13 +216,23 @@ def build(
     data = place_data(config.data.placement, dataset.train, shares.train, over, shift, pruned)
     style, styled = build_style(config, dataset), None
     if style:
-        bank = styles.bank(style, dataset, shares.train, shift)
+        bank = styles.bank(style, dataset, owners, shift)
         styled = styles.traffic(bank, style)
         logger.info(
             "styles: %d of %d bytes, sent once: %d bytes up and %d down in all", bank.size,
             bank.bytes // bank.size, styled.up, styled.down,
         )
         data = dataclasses.replace(data, bank=over.replicate(bank))
+    if clusters and clusters.count > 1:
+        sizes_of = np.bincount(clusters.of_client)
+        logger.info("clusters by style: %s clients", " + ".join(map(str, sizes_of)))
+        place = lambda x: over.replicate(jax.device_put(x))
+        on_host = isinstance(data, HostData)
+        data = dataclasses.replace(
+            data, clusters=clusters.of_client if on_host else place(clusters.of_client)
+        )
+        styled = styles.Traffic(*(styled or (0, 0)))
+        styled = styled._replace(up=styled.up + clusters.sent)
     grouping = build_grouping(config, dataset, shares.train, task, data, data_dir)
     if attacked:  # who attacks depends on groups
         groups = grouping.at(0) if grouping and usage.members_of(config) == "groups" else None
@@ -247,6 +264,9 @@ def build(
         seen = dataclasses.replace(seen, test=left)
     splits = build_splits(config, seen, data, shares.validation, over)
     evaluate, predict = build_evaluator(config, task, judge, batches)
+    evaluate = in_blocks(evaluate, 20 * config.eval.batch_size)
+    if clusters and clusters.count > 1:
+        evaluate, predict = by_nearest(clusters, dataset, evaluate, predict)
     cosine = config.metrics.cosine
     by_client = lambda whose: jax.jit(
         personal_evaluator(task, whose, config.eval.batch_size, batches)
@@ -268,7 +288,7 @@ def build(
         step=round_step(
             algorithm, sample, over, averages, task=task, cosine=cosine, chained=kind == "chain"
         ),
-        evaluate=in_blocks(evaluate, 20 * config.eval.batch_size),
+        evaluate=evaluate,
         predict=predict,
         evaluate_clients=by_client(None),
         evaluate_personal=by_client(algorithm) if algorithm.personal else None,
@@ -580,6 +600,37 @@ def build_style(config: ml_collections.ConfigDict, dataset: Dataset) -> styles.S
     return found.make(dataset, **config_lib.options_of(config, "data.style", found))
 
 
+def clients_of(
+    config: ml_collections.ConfigDict, dataset: Dataset, data_dir: Any = None
+) -> Partition:
+    """The clients, whose styles the server has, where the server trains."""
+    config = config.copy_and_resolve_references()
+    config.data.trains = "clients"
+    return build_partition(config, dataset, data_dir)
+
+
+def labelled(config: ml_collections.ConfigDict, dataset: Dataset) -> np.ndarray:
+    """Which train examples are the server's."""
+    names = dict(zip(dataset.clients, range(len(dataset.clients)), strict=True))
+    if dataset.owners is None or not names:
+        raise errors.UsageError(
+            f"data.labelled = {config.data.labelled!r}: {dataset.name} has no natural clients. "
+            "Expected data that have, e.g. camvid, and the name of one."
+        )
+    return np.flatnonzero(dataset.owners == errors.lookup(
+        f"natural client of {dataset.name}", config.data.labelled, names
+    ))
+
+
+def with_target(config: ml_collections.ConfigDict, dataset: Dataset) -> Dataset:
+    """With the split `target`: test examples of other natural clients than the server's."""
+    if config.data.labelled == "none" or dataset.test_owners is None:
+        return dataset
+    source = dataset.clients.index(config.data.labelled)
+    where = np.flatnonzero(dataset.test_owners != source)
+    return dataclasses.replace(dataset, parts={**dataset.parts, "target": where})
+
+
 def place_client_state(config, task: Task, algorithm: Algorithm, clients: int) -> str:
     """Where the clients' state is kept: what `config.cohort.client_state` says, if it fits."""
     init = lambda key: algorithm.init(task.init(key), clients)[1]
@@ -605,6 +656,13 @@ def build_partition(
             "fedjax_flat.data.Partition.of(index lists)."
         )
     partition.check(data_lib.count_of(dataset.train))
+    if config.data.labelled != "none":
+        own = labelled(config, dataset)
+        if config.data.trains == "server":
+            return Partition.of([own])
+        others = np.setdiff1d(np.arange(data_lib.count_of(dataset.train)), own)
+        partition = data_lib.restrict(partition, others)
+        partition = partition.only(partition.sizes > 0)
     if config.data.imbalance != "none":
         kept = data_lib.imbalance(dataset.train.labels, config.data.imbalance, config.seed)
         partition = data_lib.restrict(partition, kept)

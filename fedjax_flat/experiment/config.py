@@ -96,6 +96,14 @@ SETTINGS: dict[str, Setting] = {
     "data.unlabelled": Setting(
         0.0, "share of the train examples that the server has instead, without labels", **_SHARE
     ),
+    "data.labelled": Setting(
+        "none", "natural client (drive, city) whose train examples are the server's; split target: "
+        "the tests of all others"
+    ),
+    "data.trains": Setting(
+        "clients", "or the server, by itself, on its labelled examples",
+        choices=("clients", "server"),
+    ),
     "data.imbalance": Setting(
         "none", "classes made uneven, half of all examples left: Fed3R's variants",
         choices=("none", "A", "B", "C", "D"),
