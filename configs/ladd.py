@@ -19,7 +19,8 @@ with their defaults:
     kd=10             weight of the distillation from the pre-trained model
     number=16         clients before the server's images are taken out
     width=1           of BiSeNetV2
-    pretrain=150      rounds of 100 steps on the server, batches of 16, rate 5e-3
+    pretrain=150      rounds of 100 steps on the server, batches of 16, rate 5e-3; 0: none, start
+                      from a run of method fda or source with --init
     rounds=300        of 5 clients, one local epoch, rate `rate`
     rate=0.01
 
@@ -42,7 +43,7 @@ def get_config(text=""):
         if o[name] not in choices:
             raise UsageError(f"{name} = {o[name]!r}: expected one of {', '.join(choices)}.")
     server, clients = _common(o), _common(o)
-    server.data.trains, server.rounds, server.cohort.size = "server", o.pretrain, 1
+    server.data.trains, server.rounds, server.cohort.size = "server", max(o.pretrain, 1), 1
     server.client.steps, server.client.learning_rate = 100, 5e-3
     server.client.learning_rate_decay = 0.985
     if o.method not in ("source", "ftda"):
@@ -61,7 +62,7 @@ def get_config(text=""):
             own.distilled, own.restyle, own.kept = "released", False, "inertia"
     if o.method in ("source", "fda"):
         return only_used(server)
-    if o.method == "oracle":
+    if o.method == "oracle" or not o.pretrain:
         return only_used(clients)
     return pipeline({"source": only_used(server), o.method: only_used(clients)})
 

@@ -13,6 +13,7 @@ import fedjax_flat as ff
 from fedjax_flat.algorithms import base, ladd
 from fedjax_flat.algorithms.ladd import LaddState, Trained
 from fedjax_flat.client import terms, unlabelled
+from fedjax_flat.engine.round import traffic
 from fedjax_flat.experiment import by_style as tested
 from fedjax_flat.groups import by_style
 from fedjax_flat.models import Clusters, Variables
@@ -145,6 +146,22 @@ def test_one_cluster_without_distillation_is_fedavg_with_self_training():
     assert_close(models["global"].params, a.server.model.params, 1e-6)
     moved = jax.tree.map(lambda x, y: float(jnp.abs(x - y).max()), models["global"].params, started)
     assert max(jax.tree.leaves(moved)) > 1e-3
+
+
+@pytest.mark.parametrize(("settings", "first", "again"), [
+    ({}, 3, 2), ({"kd": 0.0}, 2, 2), ({"kd": 0.0, "teacher": 0.0}, 1, 1),
+])
+def test_the_first_model_is_received_once_and_the_teacher_if_it_teaches(settings, first, again):
+    """Also with three clusters, of which a client receives its own."""
+    problem = Problem()
+    size = 32 * sum(x.size for x in jax.tree.leaves(problem.variables))
+    made = ladd(problem.client(), 3, **{**DEFAULTS, **settings})
+    state = ff.init_state(
+        made, problem.variables, problem.data.num_clients, jax.random.key(0)
+    )
+    sent = [traffic(made, state, problem.data, kind) for kind in (0, 1)]
+    assert [x.down / size for x in sent] == [first, again]
+    assert [x.up / size for x in sent] == [1, 1]
 
 
 def test_labels_are_not_trained_on():

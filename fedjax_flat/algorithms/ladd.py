@@ -85,7 +85,7 @@ def ladd(
     def init(variables, num_clients):
         del num_clients
         copies = jax.tree.map(lambda x: jnp.repeat(x[None], clusters, axis=0), variables)
-        return LaddState(copies, copies, variables), jnp.zeros((), bool) if kd else ()
+        return LaddState(copies, copies, variables), jnp.zeros((), jnp.int32) if kd else ()
 
     def broadcast(server, round):
         del round
@@ -112,8 +112,8 @@ def ladd(
         trained, info, _ = worker.train(
             model, data, key, round=round, terms=(Term(loss, context),)
         )
-        again = jnp.where(state, 1, 0) if kd else 0
-        seen = jnp.ones((), bool) if kd else ()
+        again = (state > 0).astype(jnp.int32) if kd else 0
+        seen = state + 1 if kd else ()  # how often it took part
         sent = Trained(difference(model, trained), s)
         return reply(data, seen, info, each=sent)._replace(kind=again)
 
