@@ -174,6 +174,16 @@ def ladd(
     )
 
 
+CLUSTERING = {  # by experiment/by_style.py
+    "window": Setting(3, "side of the window that is a client's style, odd", at_least=1),
+    "clusters": Setting(0, "how many; 0: as many as have the best silhouette", at_least=0),
+    "least": Setting(4, "of the numbers that are tried", at_least=2),
+    "most": Setting(19, "of the numbers that are tried", at_least=2),
+    "starts": Setting(10, "of k-means, for each", at_least=1),
+    "kept": Setting("distance", "of these, that of the smallest sum of mean distances, or "
+                    "of squares", choices=("distance", "inertia")),
+    "restyle": Setting(True, "test images take on the style of their cluster"),
+}
 METHOD = Method(
     "ladd", "Shenaj 2023", "unlabelled clients, in clusters by style",
     lambda p: ladd(p.client, p.clusters, weighting=p.weighting, **{
@@ -187,15 +197,6 @@ METHOD = Method(
         "distilled": Setting("printed", "how it is meant", choices=("printed", "released")),
         "every": Setting(1, "omega: rounds between teachers", at_least=1),
         "start": Setting(0, "round from which teachers are means; 0 is never", at_least=0),
-        **(CLUSTERING := {
-            "window": Setting(3, "side of the window that is a client's style, odd", at_least=1),
-            "clusters": Setting(0, "how many; 0: as many as have the best silhouette", at_least=0),
-            "least": Setting(4, "of the numbers that are tried", at_least=2),
-            "most": Setting(19, "of the numbers that are tried", at_least=2),
-            "starts": Setting(10, "of k-means, for each", at_least=1),
-            "kept": Setting("distance", "of these, that of the smallest sum of mean distances, or "
-                            "of squares", choices=("distance", "inertia")),
-            "restyle": Setting(True, "test images take on the style of their cluster"),
-        }),
+        **CLUSTERING,
     },
 )

@@ -201,7 +201,7 @@ def build(
     owners = shares.train if at_clients else clients_of(config, dataset, data_dir)
     clusters = build_clusters(config, dataset, owners, shift)
     algorithm = method.build_algorithm(
-        config, task, one, fixed, clusters.count if clusters else 1
+        config, task, one, fixed, clusters.number if clusters else 1
     )
     averages = method.build_averages(config)
     classes = local_classes(config, dataset, shares, algorithm)
@@ -223,7 +223,7 @@ def build(
             bank.bytes // bank.size, styled.up, styled.down,
         )
         data = dataclasses.replace(data, bank=over.replicate(bank))
-    if clusters and clusters.count > 1:
+    if clusters and clusters.number > 1:
         sizes_of = np.bincount(clusters.of_client)
         logger.info("clusters by style: %s clients", " + ".join(map(str, sizes_of)))
         place = lambda x: over.replicate(jax.device_put(x))
@@ -265,7 +265,7 @@ def build(
     splits = build_splits(config, seen, data, shares.validation, over)
     evaluate, predict = build_evaluator(config, task, judge, batches)
     evaluate = in_blocks(evaluate, 20 * config.eval.batch_size)
-    if clusters and clusters.count > 1:
+    if clusters and clusters.number > 1:
         evaluate, predict = by_nearest(clusters, dataset, evaluate, predict)
     cosine = config.metrics.cosine
     by_client = lambda whose: jax.jit(

@@ -34,7 +34,7 @@ class StyleClusters(NamedTuple):
     restyle: bool
 
     @property
-    def count(self) -> int:
+    def number(self) -> int:
         """How many clusters there are."""
         return int(self.of_client.max()) + 1
 
@@ -60,7 +60,8 @@ def build_clusters(
     )
     of_client = np.zeros(partition.num_clients, np.int32)
     of_client[there] = labels
-    low = spectra.square(*dataset.input_shape[:2], own.window)
+    height, width = dataset.input_shape[:2]
+    low = spectra.square(height, width, own.window)
     centres = by_style.centroids(sent, labels).astype(np.float32)
     return StyleClusters(of_client, centres, scores, bank.bytes, low, own.restyle)
 
