@@ -250,12 +250,6 @@ def test_who_trains_on_what(source):
     drive = owners[built.partition.indices[built.partition.offsets[:-1]]]
     assert ref.same_partition(of_client.tolist(), drive.tolist())
     assert built.styled == (0, 6 * 27 * 4)
-    state, info = jax.jit(built.step)(built.init(), built.data)
-    assert bool(info.finite)
-    assert info.kinds.tolist() == [3, 0]  # nobody has the first model yet
-    shown = built.models(state)
-    means = built.task.means(built.evaluate(shown["clusters"], built.splits["target"]))
-    assert np.isfinite(float(means["loss"]))
     config = config_of(data__trains="server", data__style__name="fda", data__style__donors="all")
     config.cohort.size = 1
     server = ff.build(config)
@@ -282,3 +276,20 @@ def test_wrong_settings(source, settings, message):
         node[last] = value
     with pytest.raises(ff.UsageError, match=message):
         ff.build(config)
+
+
+def test_models_of_clusters_are_for_tests_and_masks_alone(source, tmp_path):
+    config = config_of(algorithm__name="ladd", algorithm__ladd__least=2, eval__clients=True)
+    result = ff.train(config, tmp_path, progress=False)
+    tested = {r["model"] for r in result.records if r["split"] == "target"}
+    assert tested == {"global", "clusters"}
+    assert {r["model"] for r in result.records if r["split"] == "own"} == {"global"}
+    cohort = next(r for r in result.records if r["split"] == "cohort")
+    size = 4 * sum(x.size for x in jax.tree.leaves(result.models["global"]))
+    assert (cohort["bytes_down"], cohort["bytes_up"]) == (9 * size, 3 * size + 6 * 27 * 4)
+    trained = ff.load_run(tmp_path)
+    built, clusters = trained.experiment, trained.model("clusters", clusters=True)
+    some = built.predict(clusters, built.splits["target"], [0, 5, 7])
+    assert some.shape == (3, 3)
+    with pytest.raises(ff.UsageError, match="one for each cluster"):
+        trained.model("clusters")

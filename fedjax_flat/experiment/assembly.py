@@ -16,6 +16,7 @@ from fedjax_flat import errors, memory, models, parts, plugins, rng, tasks
 from fedjax_flat.algorithms import Algorithm
 from fedjax_flat.data import Dataset, Examples, FederatedData, HostData, Partition, styles
 from fedjax_flat.data import shift as shift_lib
+from fedjax_flat.data.labelled import labelled, with_target
 from fedjax_flat.data.partition import follow_owners, hold_out, local_split
 from fedjax_flat.engine import client_state, cohort, sampling, selection
 from fedjax_flat.engine.clock import Clock, arrivals
@@ -175,7 +176,7 @@ def build(
     options = config_lib.options_of(config, "data", source)
     dataset = data_lib.load(config.data.name, data_dir, **options)
     partition = build_partition(config, dataset, data_dir)
-    dataset = with_target(config, dataset)
+    dataset = with_target(dataset, config.data.labelled)
     attacked = config.data.shift.name == "swap_labels"
     shift, normals = None if attacked else build_shift(config, dataset, partition), None
     if config.data.rdn:
@@ -214,6 +215,11 @@ def build(
             "each runs its own only", over.name, len(config.submodel.tiers),
         )
     data = place_data(config.data.placement, dataset.train, shares.train, over, shift, pruned)
+    grouping = build_grouping(config, dataset, shares.train, task, data, data_dir)
+    if attacked:  # who attacks depends on groups
+        groups = grouping.at(0) if grouping and usage.members_of(config) == "groups" else None
+        shift = build_shift(config, dataset, partition, groups=groups)
+        data = dataclasses.replace(data, shift=shift)
     style, styled = build_style(config, dataset), None
     if style:
         bank = styles.bank(style, dataset, owners, shift)
@@ -233,11 +239,6 @@ def build(
         )
         styled = styles.Traffic(*(styled or (0, 0)))
         styled = styled._replace(up=styled.up + clusters.sent)
-    grouping = build_grouping(config, dataset, shares.train, task, data, data_dir)
-    if attacked:  # who attacks depends on groups
-        groups = grouping.at(0) if grouping and usage.members_of(config) == "groups" else None
-        shift = build_shift(config, dataset, partition, groups=groups)
-        data = dataclasses.replace(data, shift=shift)
     sample = arrivals(flights) if flights else build_sampler(
         config, shares.train, grouping, clock
     )
@@ -609,28 +610,6 @@ def clients_of(
     return build_partition(config, dataset, data_dir)
 
 
-def labelled(config: ml_collections.ConfigDict, dataset: Dataset) -> np.ndarray:
-    """Which train examples are the server's."""
-    names = dict(zip(dataset.clients, range(len(dataset.clients)), strict=True))
-    if dataset.owners is None or not names:
-        raise errors.UsageError(
-            f"data.labelled = {config.data.labelled!r}: {dataset.name} has no natural clients. "
-            "Expected data that have, e.g. camvid, and the name of one."
-        )
-    return np.flatnonzero(dataset.owners == errors.lookup(
-        f"natural client of {dataset.name}", config.data.labelled, names
-    ))
-
-
-def with_target(config: ml_collections.ConfigDict, dataset: Dataset) -> Dataset:
-    """With the split `target`: test examples of other natural clients than the server's."""
-    if config.data.labelled == "none" or dataset.test_owners is None:
-        return dataset
-    source = dataset.clients.index(config.data.labelled)
-    where = np.flatnonzero(dataset.test_owners != source)
-    return dataclasses.replace(dataset, parts={**dataset.parts, "target": where})
-
-
 def place_client_state(config, task: Task, algorithm: Algorithm, clients: int) -> str:
     """Where the clients' state is kept: what `config.cohort.client_state` says, if it fits."""
     init = lambda key: algorithm.init(task.init(key), clients)[1]
@@ -657,7 +636,7 @@ def build_partition(
         )
     partition.check(data_lib.count_of(dataset.train))
     if config.data.labelled != "none":
-        own = labelled(config, dataset)
+        own = labelled(dataset, config.data.labelled)
         if config.data.trains == "server":
             return Partition.of([own])
         others = np.setdiff1d(np.arange(data_lib.count_of(dataset.train)), own)
