@@ -293,3 +293,33 @@ def test_models_of_clusters_are_for_tests_and_masks_alone(source, tmp_path):
     assert some.shape == (3, 3)
     with pytest.raises(ff.UsageError, match="one for each cluster"):
         trained.model("clusters")
+
+
+def test_the_clusters_are_shown(source, tmp_path, capsys):
+    import json
+
+    from fedjax_flat import cli
+
+    file = tmp_path / "config.py"
+    settings = json.dumps({
+        "data.name": "owned", "data.labelled": "b", "partition.name": "natural",
+        "partition.resize_to": 8, "algorithm.name": "ladd", "algorithm.ladd.least": 2,
+        "cohort.size": 3,
+    })
+    file.write_text(
+        "import json\nfrom fedjax_flat.experiment.config import from_flat\n"
+        f"def get_config(): return from_flat(json.loads('''{settings}'''))\n"
+    )
+    assert cli.main(["data", "--config", str(file), "--out", str(tmp_path)]) == 0
+    printed = [line.split() for line in capsys.readouterr().out.splitlines()]
+    table = {line[0]: sorted(line[1:]) for line in printed if line and line[0] in ("a", "c", "d")}
+    assert table == {name: ["0", "0", "2"] for name in "acd"}
+    assert any(line[:3] == ["mean", "silhouette", "of"] for line in printed)
+
+
+def test_samples_of_styles_are_drawn(source, tmp_path):
+    from fedjax_flat.report.ownership import ownership
+
+    config = config_of(data__style__name="lab")
+    assert "styles.png" in ownership(config, str(tmp_path))
+    assert (tmp_path / "styles.png").stat().st_size > 5000

@@ -16,6 +16,7 @@ from fedjax_flat import data as data_lib
 from fedjax_flat import errors, experiment, rng
 from fedjax_flat.data import Dataset, Partition, styles
 from fedjax_flat.experiment import config as config_lib
+from fedjax_flat.experiment.by_style import build_clusters
 from fedjax_flat.report import pictures, tables
 
 BUBBLES = 30  # clients, up to which counts are drawn as bubbles
@@ -68,8 +69,30 @@ def ownership(
     if style := experiment.build_style(config, dataset):
         path = folder / "styles.png"
         made.append(draw_styles(style, dataset, partition, path, config.seed))
+    clusters = build_clusters(config, dataset, partition, None)
+    if clusters and clusters.number > 1:
+        scores = ", ".join(f"{score:.3f} of {o}" for o, score in clusters.scores.items())
+        rows.append(("mean silhouette of clusters", scores))
     text = tables.table(["", config.data.name], [[a, str(b)] for a, b in rows], left=(0, 1))
+    if clusters and clusters.number > 1:
+        text += "\n\n" + cluster_table(clusters.of_client, dataset, partition)
     return "\n".join([text, *(tables.named("figure", path) for path in made)])
+
+
+def cluster_table(of_client: np.ndarray, dataset: Dataset, partition: Partition) -> str:
+    """How many clients of each natural one are in each cluster, by whose most of a client is."""
+    names = dataset.clients or ("all",)
+    owners = np.zeros(data_lib.count_of(dataset.train), int)
+    if dataset.clients and dataset.owners is not None:
+        owners = np.asarray(dataset.owners)
+    counts = np.zeros((len(names), int(of_client.max()) + 1), int)
+    for k in np.flatnonzero(partition.sizes):
+        counts[np.bincount(owners[partition.client(k)]).argmax(), of_client[k]] += 1
+    there = counts.sum(axis=1) > 0
+    rows = [[name, *map(str, row)] for name, row, some in zip(names, counts, there, strict=True)
+            if some]
+    header = ["clients by cluster", *map(str, range(counts.shape[1]))]
+    return tables.table(header, rows)
 
 
 def class_counts(dataset: Dataset, partition: Partition) -> np.ndarray | None:
