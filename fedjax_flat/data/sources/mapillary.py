@@ -142,7 +142,8 @@ SOURCES.add("mapillary_sls", Source(
     size="about 1.68 million images, 24 cities with positions, clients are sequences",
     licence="Mapillary's, for research, given with the download",
     files="mapillary_sls/train_val with CITY/{query,database}/images/KEY.jpg and beside images/ "
-          "postprocessed.csv, seq_info.csv, raw.csv (images_vol_*.zip and metadata.zip, unpacked into one folder)",
+          "postprocessed.csv, seq_info.csv, raw.csv (images_vol_*.zip and metadata.zip, unpacked "
+          "into one folder)",
     here=files.is_here(*_FOLDERS),
     settings={
         **listing.SETTINGS,
