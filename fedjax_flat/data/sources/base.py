@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from fedjax_flat import errors
+from fedjax_flat import disk, errors
 from fedjax_flat.registry import Registry
 from fedjax_flat.settings import Settings, check_options
 
@@ -253,7 +253,7 @@ SOURCES = _Sources("dataset")
 def data_folder(data_dir: str | os.PathLike | None) -> pathlib.Path | None:
     """Where data are: `data_dir`, or what the environment variable FEDJAX_FLAT_DATA says."""
     folder = data_dir or os.environ.get(DATA_VARIABLE)
-    return pathlib.Path(folder) if folder else None
+    return disk.folder("data folder", folder) if folder else None
 
 
 def load(name: str, data_dir: str | os.PathLike | None = None, **settings: Any) -> Dataset:
