@@ -472,14 +472,16 @@ def test_cells_of_the_fedseq_tables(method, data):
     assert (c.data.shift.of_groups, c.data.shift.share) == (0.3, 0.5)
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedvc"])
+@pytest.mark.parametrize("method", ["fedavg", "fedvc", "fedvc_drawn"])
 def test_the_study_of_fixed_iterations(method):
     get_config = runpy.run_path(str(FOLDER / "fedvc.py"))["get_config"]
     for iterations in (5, 10, 20, 40):
         c = get_config(f"method={method},iterations={iterations}")
         config_lib.validate(c)
-        assert c.client.steps * c.rounds * c.cohort.size == 20_000
-        assert (c.cohort.sampling == "sizes") == (method == "fedvc")
+        steps = c.client.steps or c.partition.virtual / c.client.batch_size * c.client.epochs
+        assert steps * c.rounds * c.cohort.size == 20_000
+        assert (c.cohort.sampling == "sizes") == (method == "fedvc_drawn")
+        assert (c.partition.virtual > 0) == (method == "fedvc")
     with pytest.raises(ff.UsageError, match="no multiple"):
         get_config("iterations=7")
 
@@ -506,6 +508,31 @@ def test_cells_of_feddrive(options, expected):
     config_lib.validate(config)
     flat = config_lib.flatten(config)
     assert {name: flat[name] for name in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ("", {"source": {"data.trains": "server", "data.style.name": "fda", "client.steps": 100},
+              "ladd": {"data.trains": "clients", "algorithm.ladd.own": "cls", "cohort.size": 5,
+                       "algorithm.ladd.start": 200}}),
+        ("method=self_training,loss=released", {
+            "source": {"data.style.name": "fda"},
+            "self_training": {"algorithm.self_training.rule": "released",
+                              "algorithm.self_training.entropy": 0.0}}),
+        ("method=ftda", {"source": {"data.style.name": "none"},
+                         "ftda": {"algorithm.name": "fedavg"}}),
+        ("method=oracle", {"": {"algorithm.name": "fedavg", "data.trains": "clients"}}),
+        ("method=ladd,pretrain=0,own=all", {"": {"algorithm.ladd.own": "all"}}),
+    ],
+)
+def test_cells_of_ladd(options, expected):
+    config = runpy.run_path(str(FOLDER / "ladd.py"))["get_config"](options)
+    found = ff.phase_configs(config) if config.phases else {"": config}
+    assert set(found) == set(expected)
+    for phase, values in expected.items():
+        flat = config_lib.flatten(found[phase])
+        assert {name: flat[name] for name in values} == values
 
 
 def test_options_of_feddrive_that_cannot_work():

@@ -178,7 +178,7 @@ def _by_weight(c: Config) -> bool:
 
 
 _MOVES = ("data.crop_padding", "data.rotation", "data.flip", "data.cutout", "data.scale",
-          "data.crop", "data.jitter")
+          "data.crop", "data.jitter", "data.style.")
 # name or section: (whether it has an effect, why not); all that fit a setting must hold
 _RULES: list[tuple[tuple[str, ...], Callable[[Config], bool], str]] = [
     (("client.",), takes_steps, "clients take no local steps under {method}"),
@@ -290,6 +290,13 @@ _RULES: list[tuple[tuple[str, ...], Callable[[Config], bool], str]] = [
     (("model.fix_after",), lambda c: c.model.statistics != "frozen",
      "model.statistics is frozen, from the first round on"),
     (("model.fix_after",), takes_steps, "statistics stay as they are under {method}"),
+    (("data.trains",), lambda c: c.data.labelled != "none", "data.labelled is none"),
+    (("algorithm.ladd.least", "algorithm.ladd.most"), lambda c: c.algorithm.ladd.clusters == 0,
+     "algorithm.ladd.clusters says how many"),
+    (("algorithm.ladd.window", "algorithm.ladd.starts", "algorithm.ladd.kept",
+      "algorithm.ladd.restyle", "algorithm.ladd.own"), lambda c: c.algorithm.ladd.clusters != 1,
+     "there is one cluster"),
+    (("algorithm.ladd.distilled",), lambda c: c.algorithm.ladd.kd > 0, "algorithm.ladd.kd is 0"),
     (("data.rdn_groups",), lambda c: c.data.rdn, "data.rdn is False"),
     (("data.mean", "data.std"), lambda c: not c.data.rdn,
      "data.rdn normalises by clients' statistics"),
@@ -365,6 +372,13 @@ def check_combination(config: Config) -> None:
             "data.features = True does not go with data.rdn: features are computed once, and "
             "images are normalised anew in every step. Leave one out."
         )
+    if method.styles and config.data.trains == "server":
+        refuse("data.trains", "server", "its clusters are of clients.")
+    if config.data.rdn and config.data.style.name != "none":
+        raise errors.UsageError(
+            f"data.rdn does not go with data.style.name = {config.data.style.name!r}: statistics "
+            "are of the images as they are. Leave one out."
+        )
     if method.client_optimizer == "sgd" and client.optimizer != "sgd":
         refuse("client.optimizer", client.optimizer, "its equations count on the steps of SGD.")
     if method.optimizer in ADAPTIVE and server.optimizer not in ("sgd", method.optimizer):
@@ -382,6 +396,8 @@ def check_combination(config: Config) -> None:
     _check_uploads(config)
     _check_clock(config)
     _check_members(config)
+    if config.partition.virtual:
+        _check_virtual(config)
     if method.section == "mime" and client.momentum:
         refuse("client.momentum", client.momentum, "its momentum is algorithm.mime.momentum.")
 
@@ -409,6 +425,24 @@ def _check_members(config: Config) -> None:
         refuse("cohort.share", "it has as many chains as cohort.size says.")
     if cohort.sampling == "sizes" and members != "clients":
         refuse("cohort.sampling = sizes", "it is of clients by themselves.")
+
+
+def _check_virtual(config: Config) -> None:
+    """What is of whole clients does not go with virtual ones."""
+    of_whole = {
+        f"data.shift.name = {config.data.shift.name}": config.data.shift.name != "none",
+        "data.rdn": config.data.rdn,
+        "data.local_test": config.data.local_test > 0,
+        "eval.clients": config.eval.clients,
+        "cohort.sampling = sizes": config.cohort.sampling == "sizes",
+        f"algorithm.name = {config.algorithm.name}": members_of(config) != "clients",
+    }
+    for name, there in of_whole.items():
+        if there:
+            raise errors.UsageError(
+                f"partition.virtual = {config.partition.virtual} does not go with {name}, which is "
+                "of whole clients. Leave one out."
+            )
 
 
 def _check_wire(config: Config) -> None:

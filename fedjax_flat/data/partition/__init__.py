@@ -23,10 +23,11 @@ from fedjax_flat.data.partition.split import (
 )
 from fedjax_flat.data.partition.statistics import class_counts, mean_jaccard, statistics
 from fedjax_flat.data.partition.stratified import stratified
+from fedjax_flat.data.partition.virtual import virtual_clients
 
 __all__ = [
     "PARTITIONS", "Partition", "capped", "class_counts", "clustering", "dirichlet",
     "follow_owners", "hold_out", "iid", "imbalance", "local_split", "mean_jaccard", "names_of",
     "natural", "pachinko", "per_class", "proximity", "random_places", "rare_classes", "released",
-    "resized", "restrict", "shards", "statistics", "stratified",
+    "resized", "restrict", "shards", "statistics", "stratified", "virtual_clients",
 ]

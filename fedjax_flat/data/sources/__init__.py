@@ -19,6 +19,7 @@ from fedjax_flat.data.sources import omniglot as _omniglot  # noqa: F401
 from fedjax_flat.data.sources import shakespeare as _shakespeare  # noqa: F401
 from fedjax_flat.data.sources import stackoverflow as _stackoverflow  # noqa: F401
 from fedjax_flat.data.sources import synthetic_streets as _synthetic_streets  # noqa: F401
+from fedjax_flat.data.sources import targets as _targets  # noqa: F401
 from fedjax_flat.data.sources import tfds as _tfds  # noqa: F401
 from fedjax_flat.data.sources.base import (
     DATA_VARIABLE,
