@@ -23,6 +23,7 @@ from fedjax_flat.data.partition import (
     imbalance,
     local_split,
     mean_jaccard,
+    names_of,
     natural,
     pachinko,
     per_class,
@@ -41,18 +42,21 @@ from fedjax_flat.data.sources import (
     Examples,
     Source,
     check_labels,
+    check_places,
     count_of,
     data_folder,
     from_arrays,
     load,
 )
+from fedjax_flat.data.styles import STYLES
 
 __all__ = [
-    "DATA_VARIABLE", "PARTITIONS", "SHIFTS", "SOURCES", "Batch", "ClientData", "Dataset",
+    "DATA_VARIABLE", "PARTITIONS", "SHIFTS", "SOURCES", "STYLES", "Batch", "ClientData", "Dataset",
     "Examples", "FederatedData", "HostData", "Normals", "Partition", "Preprocess", "Shift",
     "Source",
-    "check_labels", "class_counts", "count_of", "data_folder", "dirichlet", "federate",
+    "check_labels", "check_places", "class_counts", "count_of", "data_folder", "dirichlet",
+    "federate",
     "from_arrays", "grouped", "hold_out", "iid", "imbalance", "load", "local_split",
-    "mean_jaccard", "natural", "normals", "on_device", "over", "pachinko", "per_class",
+    "mean_jaccard", "names_of", "natural", "normals", "on_device", "over", "pachinko", "per_class",
     "preprocess", "released", "resized", "restrict", "shards", "statistics", "whole",
 ]

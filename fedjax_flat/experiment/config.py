@@ -22,10 +22,10 @@ from fedjax_flat.algorithms.base import WEIGHTINGS
 from fedjax_flat.algorithms.private import BOUNDS
 from fedjax_flat.algorithms.robust import AGGREGATES, FEATURES, SHARES
 from fedjax_flat.algorithms.submodels import ASSIGNMENTS, CHOICES
-from fedjax_flat.data import PARTITIONS, SHIFTS, SOURCES
+from fedjax_flat.data import PARTITIONS, SHIFTS, SOURCES, STYLES
 from fedjax_flat.engine.selection import SELECTIONS
 from fedjax_flat.experiment import usage
-from fedjax_flat.groups import GROUPINGS, METRICS
+from fedjax_flat.groups import GROUPINGS, METRICS, NAMES
 from fedjax_flat.groups.estimators import READINGS
 from fedjax_flat.models import LAWS, MODELS, STATISTICS
 from fedjax_flat.models.base import PRECISIONS
@@ -96,6 +96,14 @@ SETTINGS: dict[str, Setting] = {
     "data.unlabelled": Setting(
         0.0, "share of the train examples that the server has instead, without labels", **_SHARE
     ),
+    "data.labelled": Setting(
+        "none", "natural client (drive, city) whose train examples are the server's; split target: "
+        "the tests of all others"
+    ),
+    "data.trains": Setting(
+        "clients", "or the server, by itself, on its labelled examples",
+        choices=("clients", "server"),
+    ),
     "data.imbalance": Setting(
         "none", "classes made uneven, half of all examples left: Fed3R's variants",
         choices=("none", "A", "B", "C", "D"),
@@ -114,6 +122,7 @@ SETTINGS: dict[str, Setting] = {
         0, "statistics of so many groups of clients, by number; 0: of each client", at_least=0
     ),
     "data.shift.name": Setting("none", "clients that see the world differently"),
+    "data.style.name": Setting("none", "train images in the style of other clients'"),
     "task.name": Setting("auto", "what is learned; auto is what the data are for"),
     "partition.name": Setting("dirichlet"),
     "partition.virtual": Setting(
@@ -237,7 +246,8 @@ SETTINGS: dict[str, Setting] = {
     "submodel.coverage": Setting(False, "means over the clients that have a weight, not over all"),
 
     "groups.name": Setting(
-        "random", "how groups that train in sequence, or clusters, are made", choices=GROUPINGS
+        "random", "how groups that train in sequence, or clusters, are made",
+        choices=(*GROUPINGS, NAMES),
     ),
     "groups.clients": Setting(2, "K_S,max: clients in a group, at most", at_least=1),
     "groups.examples": Setting(
@@ -320,8 +330,8 @@ SETTINGS: dict[str, Setting] = {
 }
 # Whose settings stand beside the name that chooses among them.
 BESIDE: dict[str, Registry[Any]] = {
-    "data": SOURCES, "data.shift": SHIFTS, "partition": PARTITIONS, "model": MODELS, "task": TASKS,
-    "wire": CODECS,
+    "data": SOURCES, "data.shift": SHIFTS, "data.style": STYLES, "partition": PARTITIONS,
+    "model": MODELS, "task": TASKS, "wire": CODECS,
 }
 
 
@@ -511,7 +521,10 @@ def to_json(config: ml_collections.ConfigDict) -> str:
 
 def from_json(text: str) -> ml_collections.ConfigDict:
     """What `to_json` wrote; settings added since then take their defaults."""
-    tree = json.loads(text)
+    try:
+        tree = json.loads(text)
+    except RecursionError:
+        raise errors.UsageError("a config of brackets beyond all depth.") from None
     if not isinstance(tree, dict):
         raise errors.UsageError(
             f"a config that is the JSON of a {type(tree).__name__}: expected settings by name."

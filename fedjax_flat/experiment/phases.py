@@ -45,7 +45,7 @@ Config: TypeAlias = ml_collections.ConfigDict
 # Who the clients are, and what they have.
 COMMON = (
     "phases", "imports", "data.name", "data.validation", "data.validation_from", "data.unlabelled",
-    "data.imbalance", "data.local_test", "data.closed", "partition.",
+    "data.labelled", "data.imbalance", "data.local_test", "data.closed", "partition.",
 )
 
 

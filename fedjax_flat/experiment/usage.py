@@ -149,6 +149,8 @@ def estimator_of(config: Config) -> str:
     """What groups are made from; `none` if they are random."""
     if members_of(config) not in ("groups", "clusters") or config.groups.name == "random":
         return "none"
+    if config.groups.name == "names":
+        return "names"
     return "labels" if config.groups.name == "oracle" else config.groups.estimator
 
 
@@ -176,7 +178,7 @@ def _by_weight(c: Config) -> bool:
 
 
 _MOVES = ("data.crop_padding", "data.rotation", "data.flip", "data.cutout", "data.scale",
-          "data.crop", "data.jitter")
+          "data.crop", "data.jitter", "data.style.")
 # name or section: (whether it has an effect, why not); all that fit a setting must hold
 _RULES: list[tuple[tuple[str, ...], Callable[[Config], bool], str]] = [
     (("client.",), takes_steps, "clients take no local steps under {method}"),
@@ -252,6 +254,7 @@ _RULES: list[tuple[tuple[str, ...], Callable[[Config], bool], str]] = [
     (("groups.clusters",), lambda c: c.groups.name == "kmeans", "groups.name is not kmeans"),
     (("groups.estimator",), lambda c: c.groups.name in ("kmeans", "greedy", "icg"),
      "groups.name needs no estimates, or has its own"),
+    (("groups.seed",), lambda c: c.groups.name != "names", "the names of clients say it"),
     (("groups.epochs",), lambda c: estimator_of(c) in ("clf", "conf", "task2vec"),
      "nobody trains for the estimates"),
     (("groups.variance",), lambda c: estimator_of(c) == "clf", "the estimator is not clf"),
@@ -274,11 +277,26 @@ _RULES: list[tuple[tuple[str, ...], Callable[[Config], bool], str]] = [
     (("model.statistics",), lambda c: c.client.frozen != "features",
      "statistics of frozen features stay as they are"),
     (("model.statistics",), takes_steps, "statistics stay as they are under {method}"),
+    (("task.margin",), lambda c: c.task.loss != "multi_similarity",
+     "task.loss multi_similarity has no margin"),
+    (("task.alpha", "task.beta", "task.base", "task.epsilon"),
+     lambda c: c.task.loss == "multi_similarity", "task.loss is not multi_similarity"),
+    (("task.negatives", "task.positive"),
+     lambda c: c.task.loss == "triplet" or c.task.mine_every > 0,
+     "task.loss is not triplet, and task.mine_every is 0"),
+    (("task.mine_every",), takes_steps, "{method} takes no local steps"),
     (("task.hard_of",), lambda c: c.task.hard < 1, "task.hard is 1: all pixels count"),
     (("data.unseen",), lambda c: c.data.split != "published", "the published lists say it"),
     (("model.fix_after",), lambda c: c.model.statistics != "frozen",
      "model.statistics is frozen, from the first round on"),
     (("model.fix_after",), takes_steps, "statistics stay as they are under {method}"),
+    (("data.trains",), lambda c: c.data.labelled != "none", "data.labelled is none"),
+    (("algorithm.ladd.least", "algorithm.ladd.most"), lambda c: c.algorithm.ladd.clusters == 0,
+     "algorithm.ladd.clusters says how many"),
+    (("algorithm.ladd.window", "algorithm.ladd.starts", "algorithm.ladd.kept",
+      "algorithm.ladd.restyle", "algorithm.ladd.own"), lambda c: c.algorithm.ladd.clusters != 1,
+     "there is one cluster"),
+    (("algorithm.ladd.distilled",), lambda c: c.algorithm.ladd.kd > 0, "algorithm.ladd.kd is 0"),
     (("data.rdn_groups",), lambda c: c.data.rdn, "data.rdn is False"),
     (("data.mean", "data.std"), lambda c: not c.data.rdn,
      "data.rdn normalises by clients' statistics"),
@@ -353,6 +371,13 @@ def check_combination(config: Config) -> None:
         raise errors.UsageError(
             "data.features = True does not go with data.rdn: features are computed once, and "
             "images are normalised anew in every step. Leave one out."
+        )
+    if method.styles and config.data.trains == "server":
+        refuse("data.trains", "server", "its clusters are of clients.")
+    if config.data.rdn and config.data.style.name != "none":
+        raise errors.UsageError(
+            f"data.rdn does not go with data.style.name = {config.data.style.name!r}: statistics "
+            "are of the images as they are. Leave one out."
         )
     if method.client_optimizer == "sgd" and client.optimizer != "sgd":
         refuse("client.optimizer", client.optimizer, "its equations count on the steps of SGD.")

@@ -154,7 +154,9 @@ def reach(
     errors.positive("--centralised", centralised)
     rows, found = [], {}
     for run in runs:
-        records = metrics.read(RunFolder(run).metrics_file)
+        folder = RunFolder(run)
+        folder.config()  # or it says what the folder is instead
+        records = metrics.read(folder.metrics_file)
         rounds = [metrics.rounds_to(records, share * centralised / 100, split=split)
                   for share in SHARES]
         found[pictures.label(run)] = rounds

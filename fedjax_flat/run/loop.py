@@ -302,9 +302,8 @@ class _Loop:
         if done == 0:
             self.measure_curvature(state, done)
         while done < config.rounds:
-            n = min(batch, self.next_event(done) - done)
-            plan = np.array([n, stop.signal or 0], np.int32)
-            n, signal = map(int, distributed.from_primary(plan))
+            n = min(batch, self.next_event(done) - done) if distributed.is_primary() else 0
+            n, signal = distributed.largest(n, stop.signal or 0)
             if signal:
                 break
             began = time.perf_counter()
@@ -366,6 +365,8 @@ class _Loop:
             kinds = [int(n) for n in infos.kinds[i]]
             down, up = (sum(n * t[way] for n, t in zip(kinds, sent, strict=True)) // 8
                         for way in (0, 1))
+            if (styled := self.built.styled) and done + i == 0:
+                down, up = down + styled.down, up + styled.up
             self.files.write(
                 {
                     "round": done + i + 1, "split": "cohort", "model": "local",
