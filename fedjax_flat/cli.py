@@ -17,7 +17,7 @@ import traceback
 import warnings
 
 from fedjax_flat import commands as run
-from fedjax_flat import disk, errors
+from fedjax_flat import disk, errors, runtime
 from fedjax_flat.run import interrupt
 from fedjax_flat.version import __version__
 
@@ -31,7 +31,8 @@ def main(argv: list[str] | None = None) -> int:
             argv, sys.unraisablehook = sys.argv[1:], _unraisable
             with contextlib.suppress(AttributeError):  # closed
                 sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
-        args, rest = _parser().parse_known_args(argv)
+        args, rest = parser().parse_known_args(argv)
+        runtime.keep_compiled()
         warnings.showwarning = _show_warning
         handler = logging.StreamHandler()
         handler.setFormatter(_Printable("%(name)s: %(message)s"))
@@ -101,17 +102,18 @@ def _keep_traceback(args: argparse.Namespace) -> pathlib.Path | str:
     return "no file, as none could be written"
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def parser() -> argparse.ArgumentParser:
+    """Of every command."""
+    top = argparse.ArgumentParser(
         prog="fedjax-flat",
         description="Flat minima in federated learning.",
         allow_abbrev=False,
     )
-    parser.add_argument("--version", action="version", version=__version__)
-    commands = parser.add_subparsers(required=True, metavar="command")
+    top.add_argument("--version", action="version", version=__version__)
+    commands = top.add_subparsers(required=True, metavar="command")
     for add in (_add_train, _add_runs, _add_analyses, _add_plan, _add_lists):
         add(commands)
-    return parser
+    return top
 
 
 def _add_train(commands) -> None:
@@ -358,6 +360,15 @@ def _add_analyses(commands) -> None:
                        help="global (default), swa, wima, or clusters of ladd")
     masks.add_argument("--data", help="data folder (default: $FEDJAX_FLAT_DATA)")
     masks.set_defaults(call=run.masks)
+
+    retrieve = commands.add_parser(
+        "retrieve", help="queries with the nearest images that a model finds, and recall@n"
+    )
+    retrieve.add_argument("runs", nargs="+", metavar="RUN", help="pictures are of the first")
+    retrieve.add_argument("--queries", type=int, default=5, help="how many are drawn (default 5)")
+    retrieve.add_argument("--model", default="global", help="global (default), swa or wima")
+    retrieve.add_argument("--data", help="data folder (default: $FEDJAX_FLAT_DATA)")
+    retrieve.set_defaults(call=run.retrieve)
 
 
 def _add_plan(commands) -> None:
