@@ -133,8 +133,7 @@ def build(
 
 __all__ = [
     "CLASSIFIER", "CNN", "LAWS", "MLP", "MODELS", "STATISTICS", "BiSeNetV2", "Clusters",
-    "DeepLabV3", "EfficientNetLite0", "FemnistCNN",
-    "GeM", "LeNet", "Linear", "MobileNetV2", "MobileNetV2GeM", "Model", "Outputs", "ResNet18",
-    "ResNet18GeM", "ResNet20", "Units", "Variables", "build", "from_linen",
-    "load_weights", "num_parameters", "with_random_features",
+    "DeepLabV3", "EfficientNetLite0", "FemnistCNN", "GeM", "LeNet", "Linear", "MobileNetV2",
+    "MobileNetV2GeM", "Model", "Outputs", "ResNet18", "ResNet18GeM", "ResNet20", "Units",
+    "Variables", "build", "from_linen", "load_weights", "num_parameters", "with_random_features",
 ]

@@ -46,7 +46,7 @@ def cluster_table(of_client: np.ndarray, dataset: Dataset, partition: Partition)
     if dataset.clients and dataset.owners is not None:
         owners = np.asarray(dataset.owners)
     counts = np.zeros((len(names), int(of_client.max()) + 1), int)
-    for k in np.flatnonzero(partition.sizes):
+    for k in np.flatnonzero(partition.sizes).tolist():
         counts[np.bincount(owners[partition.client(k)]).argmax(), of_client[k]] += 1
     there = counts.sum(axis=1) > 0
     rows = [[name, *map(str, row)] for name, row, some in zip(names, counts, there, strict=True)
