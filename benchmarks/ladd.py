@@ -70,6 +70,8 @@ def main() -> None:
         config = ff.only_used(config)
         began = time.time()
         result = ff.train(config, out / name.replace(" ", "_"), data_dir=o.data, init=init)
+        if result.stopped_by or result.asked_to_stop:
+            raise SystemExit("stopped; the same command goes on")
         records = [r for r in result.records if r["split"] == "target"]
         for model in dict.fromkeys(r["model"] for r in records):
             last = [r for r in records if r["model"] == model][-1]
