@@ -15,9 +15,11 @@ import sys
 import tempfile
 import traceback
 import warnings
+from collections.abc import Sequence
 
 from fedjax_flat import commands as run
 from fedjax_flat import disk, errors
+from fedjax_flat.examples import EXAMPLES, FIRST
 from fedjax_flat.run import interrupt
 from fedjax_flat.version import __version__
 
@@ -105,13 +107,29 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="fedjax-flat",
         description="Flat minima in federated learning.",
+        formatter_class=_Help,
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(required=True, metavar="command")
-    for add in (_add_train, _add_runs, _add_analyses, _add_plan, _add_lists):
+    for add in (_add_train, _add_runs, _add_analyses, _add_files, _add_plan, _add_lists):
         add(commands)
+    for name, command in commands.choices.items():
+        command.formatter_class = _Help
+        command.epilog = _examples(EXAMPLES.get(name, ()))
+    parser.epilog = _examples(FIRST) + "\n\n`fedjax-flat COMMAND --help` has more of each."
     return parser
+
+
+def _examples(lines: Sequence[str]) -> str:
+    return "\n  ".join(["examples:" if len(lines) > 1 else "example:", *lines]) if lines else ""
+
+
+class _Help(argparse.HelpFormatter):
+    """Text of several lines stays as it is."""
+
+    def _fill_text(self, text, width, indent):
+        return text if "\n" in text else super()._fill_text(text, width, indent)
 
 
 def _add_train(commands) -> None:
@@ -120,16 +138,14 @@ def _add_train(commands) -> None:
         help="train an experiment, or go on with one",
         description="Trains the experiment of a config file in a run folder. The same command "
         "again resumes; a larger rounds continues.",
-        epilog="examples: fedjax-flat train --config configs/digits_fedavg.py "
-        "--config.rounds=50 --run runs/a; fedjax-flat train --run runs/a  (goes on)",
         allow_abbrev=False,
     )
     train.add_argument("--run", required=True, help="run folder; made if it does not exist")
     train.add_argument(
         "--config",
         metavar="FILE",
-        help="config file, or the folder of a run with these settings (default: those of the run "
-        "folder); --config.NAME=VALUE overrides",
+        help="config file, or the name of one of `fedjax-flat configs`, or the folder of a run "
+        "with these settings (default: those of the run folder); --config.NAME=VALUE overrides",
     )
     train.add_argument(
         "--import", dest="imports", action="append", default=[], metavar="FILE",
@@ -143,8 +159,9 @@ def _add_train(commands) -> None:
     )
     train.add_argument("--data", help="data folder (default: $FEDJAX_FLAT_DATA); `fedjax-flat "
                        "datasets` says what to put there")
-    train.add_argument("--init", metavar="RUN", help="start from the global model of another run; "
-                       "of one on features, from its classifier")
+    train.add_argument("--init", metavar="RUN|FILE", help="start from the global model of another "
+                       "run, of one on features from its classifier; or from a file of weights: "
+                       ".safetensors, .npz, .msgpack, torch's")
     train.add_argument("--oll", action="store_true", help="prune each client's head to its own "
                        "labels (algorithm.name + oll; of phases, in the last)")
     train.add_argument("--fresh", action="store_true", help="delete the run in the folder first")
@@ -184,7 +201,6 @@ def _add_runs(commands) -> None:
 
     report = commands.add_parser(
         "report", help="one page of runs to open in a browser: tables, curves, clients, landscapes",
-        epilog="example: fedjax-flat report runs/fedavg_* runs/fedsam_* --out report.html",
     )
     report.add_argument("runs", nargs="+", metavar="RUN")
     report.add_argument("--out", required=True, metavar="FILE", help="the page, FILE.html")
@@ -194,10 +210,10 @@ def _add_runs(commands) -> None:
 
     sweep = commands.add_parser(
         "sweep", help="runs of many methods, settings and seeds from a Python file; goes on",
-        epilog="example: fedjax-flat sweep configs/sweeps/digits.py --run runs/sweep; the file is "
-        "run, as a config file is",
+        description="Runs the cells of a sweep; the file is run, as a config file is.",
     )
-    sweep.add_argument("file", metavar="FILE", help="with get_sweep(); FILE:OPTIONS calls it so")
+    sweep.add_argument("file", metavar="FILE", help="with get_sweep(), or the name of one of "
+                       "`fedjax-flat configs`; FILE:OPTIONS calls it so")
     sweep.add_argument("--run", required=True, metavar="FOLDER")
     sweep.add_argument("--engine", default="local", help="local (default), ray[=ADDRESS], slurm")
     sweep.add_argument("--workers", type=int, default=0, metavar="N",
@@ -359,11 +375,25 @@ def _add_analyses(commands) -> None:
     masks.set_defaults(call=run.masks)
 
 
+def _add_files(commands) -> None:
+    export = commands.add_parser(
+        "export", help="write a trained model as a file of arrays, for other programs and --init"
+    )
+    export.add_argument("run", metavar="RUN")
+    export.add_argument("--to", default="", metavar="FORM", help="safetensors (default), msgpack "
+                        "(flax's), npz; or the suffix of --out says it")
+    export.add_argument("--out", metavar="FILE", help="(default: in the run's folder export)")
+    export.add_argument("--model", default="global", help="global (default), swa or wima")
+    export.add_argument("--round", type=int, metavar="N", help="of that checkpoint (default: the "
+                        "newest)")
+    export.add_argument("--data", help="data folder (default: $FEDJAX_FLAT_DATA)")
+    export.set_defaults(call=run.export)
+
+
 def _add_plan(commands) -> None:
     plan = commands.add_parser(
         "plan",
         help="compile an experiment's round for a TPU slice that is not here: memory, collectives",
-        epilog="example: fedjax-flat plan --config configs/fedsam.py:cifar100 --target tpu:v5e:2x2",
         allow_abbrev=False,
     )
     plan.add_argument("--config", metavar="FILE", required=True,
@@ -382,8 +412,6 @@ def _add_lists(commands) -> None:
         help="who owns what: classes, sizes and examples of every client",
         description="Prints and draws a data set's clients; --config.partition.NAME=VALUE says how "
         "it is split, --config FILE takes all from a config file.",
-        epilog="example: fedjax-flat data cifar10 --config.partition.alpha=0.05 "
-        "--config.partition.clients=100",
         allow_abbrev=False,
     )
     data.add_argument("name", nargs="?", metavar="NAME", help="of `fedjax-flat datasets`")
@@ -393,6 +421,13 @@ def _add_lists(commands) -> None:
     data.add_argument("--data", help="folder of the data (default: $FEDJAX_FLAT_DATA)")
     data.add_argument("--out", help="folder for the figures (default: runs/data/NAME)")
     data.set_defaults(call=run.data)
+
+    configs = commands.add_parser(
+        "configs", help="list the config files that come with the package, for --config NAME"
+    )
+    configs.add_argument("name", nargs="?", metavar="NAME", help="all about one: its options, what "
+                         "the paper reports, where it is")
+    configs.set_defaults(call=run.configs)
 
     algorithms = commands.add_parser(
         "algorithms", help="list every method: its paper, what it sends, keeps and computes"

@@ -12,9 +12,9 @@ from typing import Any
 import jax
 import ml_collections
 import numpy as np
-import tqdm
 
 from fedjax_flat import debug, errors, experiment, memory
+from fedjax_flat import progress as progress_lib
 from fedjax_flat.data import FederatedData, HostData
 from fedjax_flat.engine.feed import Feed
 from fedjax_flat.engine.round import RoundInfo, Traffic, TrainState, many_rounds, traffic
@@ -60,8 +60,8 @@ def train(
     """Trains as `config` says in run folder `run`, going on from its newest checkpoint.
 
     With `start_from`, `RUN` or `RUN@ROUND`, a new run begins with a checkpoint of another
-    (run/branch.py), up to which it would have been trained alike; with `init`, another run, with
-    its global model alone (`hand_over`, experiment/phases.py).
+    (run/branch.py), up to which it would have been trained alike; with `init`, another run or a
+    file of weights, with its global model alone (`hand_over`, `from_file`, experiment/phases.py).
     A run that began with other compiled kernels (ops/kernels.py) goes on only if that is allowed;
     with `fresh`, the run that is there is deleted first.
     """
@@ -97,10 +97,9 @@ def train(
         if config.debug:
             stack.enter_context(debug.checks())
         bar = stack.enter_context(
-            tqdm.tqdm(
-                total=config.rounds, initial=start, unit="round", dynamic_ncols=True,
-                disable=not (progress and distributed.is_primary()),
-                desc=errors.printable(os.path.basename(os.fspath(run))),
+            progress_lib.bar(
+                what=os.path.basename(os.fspath(run)), total=config.rounds, initial=start,
+                unit="rounds", show=progress and distributed.is_primary(),
             )
         )
         state, stopped_by = _Loop(built, files, bar).run(state, start, stop)
@@ -114,9 +113,11 @@ def train(
 
 
 def _start_of(built: experiment.Experiment, init, data_dir) -> TrainState | None:
-    """The state in which another run leaves this one, if there is such a run."""
+    """The state that a file's weights or another run make, if there is one."""
     if init is None:
         return None
+    if os.path.isfile(init):
+        return phases.from_file(built, init)
     before = load_run(init, data_dir)
     return phases.hand_over(built, before.experiment, before.state, init)
 

@@ -26,6 +26,7 @@ _OURS = {
          r"(metrics|clients)\.jsonl)(\.damaged|\.partial)?|traceback-.+\.txt|"
          + re.escape(MARK) + _PARTIAL,
     "checkpoints": r"\d+|\d+\.orbax-checkpoint-tmp.*",
+    "export": r".+_round\d+\.(safetensors|msgpack|npz)" + _PARTIAL,
     "curvature": r"(.+_(lanczos|power)\d+(_float64)?(_seed\d+)?|clients\d+_(round\d+_)?train\d+)"
                  rf"\.(npz|json|{_DRAWN})|\.lock-.+" + _PARTIAL,
     "figures": r"(score|curvature|temperature|growth|distances|similarity|clients_.+)"
