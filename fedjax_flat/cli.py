@@ -390,6 +390,19 @@ def _add_files(commands) -> None:
     export.set_defaults(call=run.export)
 
 
+    verify = commands.add_parser(
+        "verify", help="run rounds again from a checkpoint: do the bits agree? (exit code 1: no)"
+    )
+    verify.add_argument("run", metavar="RUN")
+    verify.add_argument("--from", dest="start", type=int, metavar="ROUND", help="the checkpoint to "
+                        "start from, or 0 (default: the last but one)")
+    verify.add_argument("--rounds", type=int, default=0, metavar="N", help="at most so many "
+                        "(default: up to the next checkpoint)")
+    verify.add_argument("--data", help="data folder (default: $FEDJAX_FLAT_DATA)")
+    verify.add_argument("--quiet", action="store_true", help="no progress bar")
+    verify.set_defaults(call=run.verify)
+
+
 def _add_plan(commands) -> None:
     plan = commands.add_parser(
         "plan",
@@ -447,6 +460,12 @@ def _add_lists(commands) -> None:
                           metavar="FILE", help="Python file that registers sources; it is run")
     datasets.add_argument("--json", action="store_true", help="the same as data")
     datasets.set_defaults(call=run.datasets)
+
+    completion = commands.add_parser(
+        "completion", help="a script with which a shell completes commands, flags and names"
+    )
+    completion.add_argument("shell", metavar="SHELL", help="bash or zsh")
+    completion.set_defaults(call=lambda args, rest: run.completion(args, rest, _parser()))
 
     prepare = commands.add_parser(
         "prepare", help="download and prepare a data set of tensorflow-datasets (needs TensorFlow)"

@@ -356,6 +356,17 @@ def export(args, rest: list[str]) -> int:
     return 0
 
 
+def verify(args, rest: list[str]) -> int:
+    """Rounds again, and whether the bits agree."""
+    from fedjax_flat.run.verify import verify
+
+    refuse_unknown(rest)
+    found = verify(args.run, start=args.start, rounds=args.rounds, data_dir=args.data,
+                   show=not args.quiet)
+    print("\n".join(map(errors.printable, found.lines())))
+    return 0 if found.same else 1
+
+
 def plan(args, rest: list[str]) -> int:
     """What an experiment's round needs on TPUs that are not here."""
     from fedjax_flat import runtime
@@ -385,6 +396,15 @@ def configs(args, rest: list[str]) -> int:
         header = ["fedjax-flat sweep NAME" if kind else "--config NAME[:OPTIONS]", "what it is"]
         print(tables.table(header, rows, left=(0, 1)) + "\n")
     print("`fedjax-flat configs NAME` (sweeps/NAME) says what options each has.")
+    return 0
+
+
+def completion(args, rest: list[str], parser) -> int:
+    """What a shell needs to complete our commands."""
+    from fedjax_flat.completion import script
+
+    refuse_unknown(rest)
+    print(script(parser, args.shell))
     return 0
 
 

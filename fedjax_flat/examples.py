@@ -48,6 +48,10 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "fedjax-flat export runs/a --to safetensors",
         "fedjax-flat export runs/a --model swa --out swa.npz",
     ),
+    "verify": (
+        "fedjax-flat verify runs/a",
+        "fedjax-flat verify runs/a --from 0 --rounds 20",
+    ),
     "plan": ("fedjax-flat plan --config fedsam:cifar100 --target tpu:v5e:2x2",),
     "data": (
         "fedjax-flat data cifar10 --config.partition.alpha=0.05 --config.partition.clients=100",
@@ -56,5 +60,9 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "configs": ("fedjax-flat configs", "fedjax-flat configs fedsam"),
     "algorithms": ("fedjax-flat algorithms", "fedjax-flat algorithms fedgloss"),
     "datasets": ("fedjax-flat datasets --data FOLDER",),
+    "completion": (
+        'eval "$(fedjax-flat completion bash)"                # in ~/.bashrc',
+        "fedjax-flat completion zsh > ~/.zfunc/_fedjax-flat   # with ~/.zfunc in fpath",
+    ),
     "prepare": ("fedjax-flat prepare tfds:mnist --data FOLDER",),
 }

@@ -19,7 +19,7 @@ from fedjax_flat.data import FederatedData, HostData
 from fedjax_flat.engine.feed import Feed
 from fedjax_flat.engine.round import RoundInfo, Traffic, TrainState, many_rounds, traffic
 from fedjax_flat.experiment import costs, phases
-from fedjax_flat.run import branch, distributed, evaluation, flatness, metrics
+from fedjax_flat.run import branch, distributed, evaluation, flatness, loggers, metrics
 from fedjax_flat.run.checkpoint import Checkpoints, with_keys, without_keys
 from fedjax_flat.run.interrupt import stop_request
 from fedjax_flat.run.restore import load_run
@@ -102,7 +102,7 @@ def train(
                 unit="rounds", show=progress and distributed.is_primary(),
             )
         )
-        state, stopped_by = _Loop(built, files, bar).run(state, start, stop)
+        state, stopped_by = Loop(built, files, bar).run(state, start, stop)
     return Result(
         state=state,
         models=built.models(state),
@@ -195,9 +195,8 @@ class _Files:
             config = self.built.config
             self.folder.record(config, self.built.partition)
             # From the start, the evaluation before the first round is made again as well.
-            self.writer = metrics.Writer(
-                self.folder.metrics_file, after_round=start or -1, tensorboard=config.tensorboard
-            )
+            self.writer = metrics.Writer(self.folder.metrics_file, after_round=start or -1)
+            self.writer.also = loggers.begin(config, self.folder.path, self.writer.kept, start)
             if config.eval.clients or self.built.evaluate_personal:
                 self.client_writer = metrics.Writer(
                     self.folder.clients_file, after_round=start or -1
@@ -256,9 +255,12 @@ class _Files:
                     stack.callback(writer.close)
 
 
-class _Loop:
-    def __init__(self, built: experiment.Experiment, files: _Files, bar):
+class Loop:
+    """Rounds up to the last, or up to `until`; what they make goes to `files`."""
+
+    def __init__(self, built: experiment.Experiment, files: Any, bar, until: int | None = None):
         self.built, self.config, self.files, self.bar = built, built.config, files, bar
+        self.until = built.config.rounds if until is None else until
         on_host = isinstance(built.data, HostData)  # each round brings its examples along
         self.most = 1 if on_host else self.config.rounds_per_dispatch
         self.dispatch = jax.jit(many_rounds(built.step, self.most), donate_argnums=0)
@@ -267,6 +269,7 @@ class _Loop:
         self.valid_until = 0  # the round from which on there are other groups
 
     def run(self, state: TrainState, start: int, stop) -> tuple[TrainState, int | None]:
+        """The state after the last round, and the signal that cut it short."""
         built = self.built
         if not isinstance(built.data, HostData):
             return self.rounds(state, start, stop, self.placed)
@@ -302,7 +305,7 @@ class _Loop:
             self.evaluate(state, done)
         if done == 0:
             self.measure_curvature(state, done)
-        while done < config.rounds:
+        while done < self.until:
             n = min(batch, self.next_event(done) - done)
             plan = np.array([n, stop.signal or 0], np.int32)
             n, signal = map(int, distributed.from_primary(plan))
@@ -324,7 +327,7 @@ class _Loop:
             if self.is_evaluated(done):
                 self.evaluate(state, done)
             self.measure_curvature(state, done)
-            if done % config.checkpoint.every == 0 or done == config.rounds:
+            if done % config.checkpoint.every == 0 or done == self.until:
                 self.files.save(done, state)
             batch = max(1, min(self.most, int(DISPATCH_SECONDS * n / seconds)))
         self.files.save(done, state)
@@ -337,7 +340,7 @@ class _Loop:
         last_rounds = max(done + 1, config.rounds - config.eval.window + 1)
         return min(
             after(config.eval.every), after(config.curvature.every),
-            after(config.checkpoint.every), last_rounds, self.next_groups(done), config.rounds,
+            after(config.checkpoint.every), last_rounds, self.next_groups(done), self.until,
         )
 
     def is_evaluated(self, done: int) -> bool:

@@ -23,7 +23,7 @@ _DRAWN = r"(png|pdf|svg|eps|ps|jpe?g|tiff?|webp|svgz|pgf)"
 # folder: what in it is ours; a checkpoint is a folder, with all that is inside
 _OURS = {
     ".": r"((config|environment|origin|features|init|groups)\.json|(partition|groups)\.npz|"
-         r"(metrics|clients)\.jsonl)(\.damaged|\.partial)?|traceback-.+\.txt|"
+         r"(metrics|clients)\.jsonl|metrics\.csv)(\.damaged|\.partial)?|traceback-.+\.txt|"
          + re.escape(MARK) + _PARTIAL,
     "checkpoints": r"\d+|\d+\.orbax-checkpoint-tmp.*",
     "export": r".+_round\d+\.(safetensors|msgpack|npz)" + _PARTIAL,
@@ -37,6 +37,7 @@ _OURS = {
     "recovery": rf".+_round\d+_client\d+\.(json|{_DRAWN})" + _PARTIAL,
     "robustness": r".+_severity\d_test\d+(_[0-9a-f]{8})?\.(json|" + _DRAWN + ")" + _PARTIAL,
     "tensorboard": r"events\.out\..+",
+    "wandb": r"(offline-)?run-.+|latest-run|.+\.log",
 }
 # A phase's folder, which is a run folder of its own, with a mark of its own: 2_fedavg_head.
 _PHASE = r"\d+_[\w.+-]+"
