@@ -28,7 +28,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "costs": ("fedjax-flat costs runs/a runs/b --target 70",),
     "clients": ("fedjax-flat clients runs/a --split local_test",),
     "groups": ("fedjax-flat groups runs/fedseq",),
-    "reach": ("fedjax-flat reach runs/a runs/b --centralised 86.5 --figure reach.png",),
+    "reach": ("fedjax-flat reach runs/fedavg_* runs/fedseq_* --centralised 86.5",),
     "curvature": (
         "fedjax-flat curvature runs/a runs/b --top 10",
         "fedjax-flat curvature runs/a --density 4 --examples 1000",
