@@ -9,6 +9,7 @@ InceptionV3's; distances by different networks cannot be compared, so the networ
 """
 
 import json
+import os
 import pathlib
 from typing import Any
 
