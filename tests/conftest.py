@@ -8,6 +8,11 @@ import tempfile
 # Tests compile far more than they compute, so compile quickly, here and in programs that tests
 # start. `make test-slow` compiles as users do.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+if os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] == "1":
+    # A third of the compiler's time, measured for the rounds of six methods with jax 0.10.2.
+    for quick in ("xla_cpu_use_fusion_emitters=false", "xla_cpu_parallel_codegen_split_count=1"):
+        if quick not in os.environ.get("XLA_FLAGS", ""):
+            os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --{quick}".strip()
 
 # Pure JAX unless a test, or whoever calls, asks for the compiled kernels.
 os.environ.setdefault("FEDJAX_FLAT_KERNELS", "jax")

@@ -11,7 +11,7 @@ from jax.flatten_util import ravel_pytree
 
 import fedjax_flat as ff
 from fedjax_flat import curvature, memory
-from fedjax_flat.curvature import Operator
+from fedjax_flat.curvature import Operator, spectrum
 from fedjax_flat.curvature.data_loss import _compiled, _in_evaluation
 from fedjax_flat.models import Variables
 
@@ -299,6 +299,28 @@ class TestLanczos:
         start = jax.random.normal(KEY, (operator.size,))
         theirs, _ = eig.eigh_partial(decomp.tridiag_sym(20))(operator.product, start)
         np.testing.assert_allclose(ours.values, np.sort(theirs)[::-1][:4], rtol=1e-4)
+
+
+def test_vectors_are_made_orthogonal_in_full_precision(monkeypatch):
+    """TPUs round factors to bfloat16 unless told otherwise; the network's own products may be."""
+    seen = {"basis": set(), "network": set()}
+
+    def noted(where, f):
+        def call(*arguments):
+            seen[where].add(jax.config.jax_default_matmul_precision)
+            return f(*arguments)
+
+        return call
+
+    operator = matrix_operator(np.linspace(-3, 10, 12))
+    operator = operator._replace(product=noted("network", operator.product))
+    monkeypatch.setattr(
+        spectrum, "_without_on_device", noted("basis", spectrum._without_on_device)
+    )
+    curvature.lanczos(operator, 2, key=KEY, basis_in="device")
+    assert seen == {"basis": {"highest"}, "network": {None}}
+    step = jax.make_jaxpr(spectrum._power_step)(*map(jnp.ones, (5, 5, 2, (2, 5))))
+    assert str(step).count("Precision.HIGHEST") == 2 * str(step).count("dot_general") == 6
 
 
 @pytest.mark.parametrize("solve", [curvature.lanczos, curvature.power_iteration])

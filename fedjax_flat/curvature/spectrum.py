@@ -156,7 +156,8 @@ def power_iteration(
         residuals[k], converged[k] = abs(residual), not np.signbit(residual)
     for k in progress(range(len(start.first) if start else 0, top)):
         vector = _random_unit(jax.random.fold_in(key, k), operator)
-        vector = _unit(vector - vectors.T @ (vectors @ vector))
+        with _exact():
+            vector = _unit(_without(vectors, vector))
         last = None
         for _ in range(iterations):
             estimate, following, residual = _power_step(
@@ -214,7 +215,9 @@ def trace(
         signs = jax.random.rademacher(
             jax.random.fold_in(key, p), (operator.size,), operator.dtype
         )
-        samples.append(float(jnp.vdot(signs, operator.product(signs))))
+        moved = operator.product(signs)
+        with _exact():
+            samples.append(float(jnp.vdot(signs, moved)))
     return float(np.mean(samples)), float(_standard_error(np.array(samples)))
 
 
@@ -297,18 +300,25 @@ class _Basis:
     def step(self, product, j: int):
         """(alpha, beta, what is left of the product beside the basis)."""
         rest = self._here(product)
-        alpha = float(self.row(j) @ rest)
-        for _ in range(2):  # twice is enough
-            for block in self._blocks:
-                rest = self._without(block, rest)
-        return alpha, math.sqrt(rest @ rest), rest
+        with _exact():
+            alpha = float(self.row(j) @ rest)
+            for _ in range(2):  # twice is enough
+                for block in self._blocks:
+                    rest = self._without(block, rest)
+            return alpha, math.sqrt(rest @ rest), rest
 
     def combine(self, rotation: np.ndarray):
         """rotation @ rows, for as many rows as it has columns."""
-        return sum(
-            rotation[:, i * ROWS : (i + 1) * ROWS] @ block[: rotation.shape[1] - i * ROWS]
-            for i, block in enumerate(self._blocks)
-        )
+        with _exact():
+            return sum(
+                rotation[:, i * ROWS : (i + 1) * ROWS] @ block[: rotation.shape[1] - i * ROWS]
+                for i, block in enumerate(self._blocks)
+            )
+
+
+def _exact():
+    """Products of float32 as such: by default TPUs round their factors to bfloat16."""
+    return jax.default_matmul_precision("highest")
 
 
 def _without(rows, vector):
@@ -340,8 +350,9 @@ def _broken_down(operator, alphas, betas) -> bool:
 @jax.jit
 def _power_step(product, vector, values, vectors):
     """One step with the deflated matrix: (estimate, next vector, residual)."""
-    moved = product - vectors.T @ (values * (vectors @ vector))
-    estimate = jnp.vdot(vector, moved)
+    with _exact():
+        moved = product - vectors.T @ (values * (vectors @ vector))
+        estimate = jnp.vdot(vector, moved)
     residual = jnp.linalg.norm(product - estimate * vector)
     length = jnp.linalg.norm(moved)
     return estimate, jnp.where(length > 0, moved / _safe(length), vector), residual
