@@ -410,7 +410,8 @@ def _add_plan(commands) -> None:
         allow_abbrev=False,
     )
     plan.add_argument("--config", metavar="FILE", required=True,
-                      help="config file; --config.NAME=VALUE overrides")
+                      help="config file, or a name of `fedjax-flat configs`; --config.NAME=VALUE "
+                      "overrides")
     plan.add_argument("--target", default="tpu:v5e:2x2", help="tpu:KIND:TOPOLOGY, e.g. "
                       "tpu:v5e:4x4, tpu:v5p:2x2x1 (default: tpu:v5e:2x2)")
     plan.add_argument("--import", dest="imports", action="append", default=[], metavar="FILE",
@@ -428,7 +429,8 @@ def _add_lists(commands) -> None:
         allow_abbrev=False,
     )
     data.add_argument("name", nargs="?", metavar="NAME", help="of `fedjax-flat datasets`")
-    data.add_argument("--config", metavar="FILE", help="config file; its data and its partition")
+    data.add_argument("--config", metavar="FILE", help="config file, or a name of `fedjax-flat "
+                      "configs`; its data and its partition")
     data.add_argument("--import", dest="imports", action="append", default=[], metavar="FILE",
                       help="Python file that registers a source or a partition; it is run")
     data.add_argument("--data", help="folder of the data (default: $FEDJAX_FLAT_DATA)")

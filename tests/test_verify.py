@@ -39,6 +39,7 @@ def test_the_same_bits(run, capsys):
     assert {p: p.read_bytes() for p in run.rglob("*") if p.is_file()} == before, "only looked at"
 
 
+@pytest.mark.slow
 def test_from_the_beginning_some_rounds_only(run, copy):
     found = verify(copy, start=0, rounds=3, show=False)
     assert (found.start, found.end, found.records) == (0, 3, 4)
