@@ -79,8 +79,8 @@ def recovery(
         "discriminator_loss": float(found.discriminator[-100:].mean()),
         "generator_loss": float(found.generator[-100:].mean()),
     }
-    of = results.digest([steps, guided, train, count, os.path.abspath(by)])
-    name = f"{model}_round{result['round']}_client{client}_{of}"
+    told = results.digest([steps, guided, train, count, os.path.abspath(by)])
+    name = f"{model}_round{result['round']}_client{client}_{told}"
     base = trained.folder.path / "recovery" / name
     base.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(base.with_suffix(".json"), json.dumps(result, indent=2) + "\n")
