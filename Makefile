@@ -2,9 +2,14 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-slow test-faults lint bench bench-curvature bench-peers clean
+.PHONY: demo docs test test-slow test-faults lint bench bench-curvature bench-peers clean
 demo: .venv/installed
 	$(BIN)/python -m fedjax_flat demo --run runs/demo
+
+# The site, in build/site; search needs a server: python -m http.server --directory build/site
+docs: .venv/installed
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+	$(BIN)/python -m pytest -m "slow or not slow" tests/test_docs.py
 
 test: .venv/installed
 	$(BIN)/python -m pytest

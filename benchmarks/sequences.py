@@ -5,15 +5,16 @@
 
 All send as many models as FedSeq does in so many rounds, down, up and from client to client: a
 round of FedAvg 2 C K, of FedSeq C (N + K), with C = 0.2; clients have one class each (--alpha 0).
-FedSeq2Par grows from 5 groups to one per client in its last round. Stop and repeat the command as
-you like: it goes on. Prints the table, and draws the scores by messages and by rounds. 100 rounds
+FedSeq2Par grows from 5 groups to one per client in its last round. --config.NAME=VALUE changes any
+setting of all runs, such as --config.model.name=mlp. Stop and repeat the command as you like: it
+goes on. Prints the table, and draws the scores by messages and by rounds. 100 rounds
 of FedSeq see 1,000,000 images, and all five runs four and a half times that: about an hour on two
 cores that have nothing else to do.
 """
 
 import argparse
+import itertools
 import pathlib
-import runpy
 import time
 
 import jax
@@ -21,6 +22,7 @@ import numpy as np
 import optax
 
 import fedjax_flat as ff
+from fedjax_flat.config_files import load_config
 from fedjax_flat.report import client_groups as groups
 from fedjax_flat.report import figures, tables
 from fedjax_flat.run import metrics
@@ -47,7 +49,7 @@ def main():
     parser.add_argument("--share", type=float, default=0.2)
     parser.add_argument("--evaluations", type=int, default=20, help="of each run")
     parser.add_argument("--window", type=int, default=5, help="evaluations that are averaged")
-    args = parser.parse_args()
+    args, args.overrides = parser.parse_known_args()
     if args.cost:
         cost()
         return
@@ -116,8 +118,7 @@ def config_of(name: str, args):
         rounds = int(budget / (2 * args.share * args.clients))
     if name == "fedseq2par":
         rounds, alpha = growing(budget, args)
-    get_config = runpy.run_path(str(CONFIGS / "fedseq.py"))["get_config"]
-    config = get_config(f"{text},rounds={rounds}")
+    config = load_config(f"{CONFIGS / 'fedseq.py'}:{text},rounds={rounds}", args.overrides, None)
     if alpha:
         config.algorithm.fedseq2par.alpha = alpha
     every = max(1, rounds // args.evaluations)
@@ -128,12 +129,17 @@ def config_of(name: str, args):
 
 def growing(budget: float, args) -> tuple[int, float]:
     """(rounds, alpha) with which groups become as many as clients when the messages are used up."""
-    for rounds in range(2, 100_000):
-        alpha = (args.clients / BETA) ** (1 / (rounds - 1)) - 1
-        counts = np.minimum(BETA * (1 + alpha) ** np.arange(rounds), args.clients)
-        if np.sum(args.share * (counts + args.clients)) > budget:
-            return max(rounds - 1, 2), float(f"{alpha:.6g}")
-    raise ff.UsageError(f"--rounds {args.rounds}: expected fewer.")
+    found = None
+    for rounds in itertools.count(2):
+        alpha = float(f"{(args.clients / BETA) ** (1 / (rounds - 1)) - 1:.9g}")
+        counts = np.minimum(np.floor(BETA * (1 + alpha) ** np.arange(rounds)), args.clients)
+        drawn = np.maximum(1, np.floor(args.share * counts + 1e-9))
+        if np.sum(drawn * (1 + args.clients / counts)) > budget:
+            break
+        found = rounds, alpha
+    if found is None:
+        raise ff.UsageError(f"--rounds {args.rounds}: expected more, for FedSeq2Par to grow.")
+    return found
 
 
 def report(found: dict[str, list[dict]], out: pathlib.Path, window: int) -> None:

@@ -3,17 +3,18 @@
     fedjax-flat train --config configs/fedvc.py:method=fedvc,iterations=8 --run runs/a --data FOLDER
 
 Hsu, Qi, Brown, "Federated visual classification with real-world data distribution" (ECCV 2020):
-virtual clients all have the same number of examples, large clients being split and small ones
-repeated, and larger clients are drawn more often. Here a client is drawn with a chance as its
-examples (cohort.sampling = sizes), takes so many steps over as many reshuffled epochs as it needs,
-and weighs as much as any other: the same in expectation, without making virtual clients.
+virtual clients all have the same number N_VC of examples, large clients being cut and small ones
+repeated, so that larger clients take part more often. With N_VC = I_loc x 64 they train for one
+epoch (partition.virtual). method=fedvc_drawn does it as the paper's program, without cutting: a
+client is drawn with a chance as its examples (cohort.sampling = sizes), takes I_loc steps over as
+many reshuffled epochs as it needs, and weighs as much as any other.
 
     I_loc T |C| = I_tot        with |C| = 5, and I_tot = 2,000,000 in the thesis
 
 Options after the colon, with their defaults:
 
     cifar10                or cifar100, landmarks
-    method=fedavg          or fedvc
+    method=fedavg          or fedvc, fedvc_drawn
     iterations=10          I_loc: local steps; 125 to 4,000 in the thesis
     total=20000            I_tot
     cohort=5
@@ -23,14 +24,16 @@ Options after the colon, with their defaults:
 
 from fedjax_flat import UsageError, arguments, default_config, only_used
 
+METHODS = ("fedavg", "fedvc", "fedvc_drawn")
+
 
 def get_config(text=""):
     o = arguments(
         text, data="cifar10", method="fedavg", iterations=10, total=20_000, cohort=5, alpha=1.0,
         skew=1.0,
     )
-    if o.method not in ("fedavg", "fedvc"):
-        raise UsageError(f"method = {o.method!r}: expected fedavg or fedvc.")
+    if o.method not in METHODS:
+        raise UsageError(f"method = {o.method!r}: expected one of {', '.join(METHODS)}.")
     rounds, rest = divmod(o.total, o.iterations * o.cohort)
     if rest or not rounds:
         raise UsageError(
@@ -45,9 +48,13 @@ def get_config(text=""):
         c.partition.clients, c.partition.alpha, c.model.name = 100, o.alpha, "cnn"
         c.data.crop_padding = 4
         c.partition.size_sigma = o.skew
-    c.client.learning_rate, c.client.batch_size, c.client.steps = 0.01, 64, o.iterations
-    c.cohort.size, c.rounds = o.cohort, rounds
+    c.client.learning_rate, c.client.batch_size = 0.01, 64
     if o.method == "fedvc":
+        c.partition.virtual = o.iterations * c.client.batch_size
+    else:
+        c.client.steps = o.iterations
+    c.cohort.size, c.rounds = o.cohort, rounds
+    if o.method == "fedvc_drawn":
         c.cohort.sampling, c.algorithm.weighting = "sizes", "uniform"
     c.eval.every, c.eval.window, c.checkpoint.every = max(1, rounds // 20), 1, max(1, rounds // 20)
     return only_used(c)

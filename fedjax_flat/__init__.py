@@ -45,6 +45,7 @@ _NAMES = {
     "cohort_map": "engine.cohort",
     "default_config": "experiment.config",
     "evaluator": "engine.evaluate",
+    "searcher": "engine.evaluate",
     "init_state": "engine.round",
     "load_run": "run.restore",
     "many_rounds": "engine.round",

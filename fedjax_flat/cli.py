@@ -18,7 +18,7 @@ import warnings
 from collections.abc import Sequence
 
 from fedjax_flat import commands as run
-from fedjax_flat import disk, errors
+from fedjax_flat import disk, errors, runtime
 from fedjax_flat.examples import EXAMPLES, FIRST
 from fedjax_flat.run import interrupt
 from fedjax_flat.version import __version__
@@ -33,7 +33,8 @@ def main(argv: list[str] | None = None) -> int:
             argv, sys.unraisablehook = sys.argv[1:], _unraisable
             with contextlib.suppress(AttributeError):  # closed
                 sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
-        args, rest = _parser().parse_known_args(argv)
+        args, rest = parser().parse_known_args(argv)
+        runtime.keep_compiled()
         warnings.showwarning = _show_warning
         handler = logging.StreamHandler()
         handler.setFormatter(_Printable("%(name)s: %(message)s"))
@@ -103,22 +104,23 @@ def _keep_traceback(args: argparse.Namespace) -> pathlib.Path | str:
     return "no file, as none could be written"
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def parser() -> argparse.ArgumentParser:
+    """Of every command."""
+    top = argparse.ArgumentParser(
         prog="fedjax-flat",
         description="Flat minima in federated learning.",
         formatter_class=_Help,
         allow_abbrev=False,
     )
-    parser.add_argument("--version", action="version", version=__version__)
-    commands = parser.add_subparsers(required=True, metavar="command")
+    top.add_argument("--version", action="version", version=__version__)
+    commands = top.add_subparsers(required=True, metavar="command")
     for add in (_add_train, _add_runs, _add_analyses, _add_files, _add_plan, _add_lists):
         add(commands)
     for name, command in commands.choices.items():
         command.formatter_class = _Help
         command.epilog = _examples(EXAMPLES.get(name, ()))
-    parser.epilog = _examples(FIRST) + "\n\n`fedjax-flat COMMAND --help` has more of each."
-    return parser
+    top.epilog = _examples(FIRST) + "\n\n`fedjax-flat COMMAND --help` has more of each."
+    return top
 
 
 def _examples(lines: Sequence[str]) -> str:
@@ -374,6 +376,15 @@ def _add_analyses(commands) -> None:
     masks.add_argument("--data", help="data folder (default: $FEDJAX_FLAT_DATA)")
     masks.set_defaults(call=run.masks)
 
+    retrieve = commands.add_parser(
+        "retrieve", help="queries with the nearest images that a model finds, and recall@n"
+    )
+    retrieve.add_argument("runs", nargs="+", metavar="RUN", help="pictures are of the first")
+    retrieve.add_argument("--queries", type=int, default=5, help="how many are drawn (default 5)")
+    retrieve.add_argument("--model", default="global", help="global (default), swa or wima")
+    retrieve.add_argument("--data", help="data folder (default: $FEDJAX_FLAT_DATA)")
+    retrieve.set_defaults(call=run.retrieve)
+
 
 def _add_files(commands) -> None:
     export = commands.add_parser(
@@ -467,7 +478,7 @@ def _add_lists(commands) -> None:
         "completion", help="a script with which a shell completes commands, flags and names"
     )
     completion.add_argument("shell", metavar="SHELL", help="bash or zsh")
-    completion.set_defaults(call=lambda args, rest: run.completion(args, rest, _parser()))
+    completion.set_defaults(call=lambda args, rest: run.completion(args, rest, parser()))
 
     prepare = commands.add_parser(
         "prepare", help="download and prepare a data set of tensorflow-datasets (needs TensorFlow)"

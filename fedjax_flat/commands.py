@@ -10,7 +10,7 @@ import pathlib
 import shlex
 import sys
 
-from fedjax_flat import errors
+from fedjax_flat import disk, errors
 from fedjax_flat.config_files import about, load_config, refuse_unknown, shipped, summary
 
 
@@ -266,15 +266,16 @@ def temperature(args, rest: list[str]) -> int:
 
 def sweep(args, rest: list[str]) -> int:
     """Runs the cells of a sweep, and shows its table."""
-    from fedjax_flat.sweep import ENGINES, book, driver, load, plan, results
+    from fedjax_flat.sweep import book, driver, plan, results
+    from fedjax_flat.sweep.engines import ENGINES
 
     refuse_unknown(rest)
     name, _, address = args.engine.partition("=")
     make = errors.lookup("engine", name, ENGINES)
     errors.at_least("--workers", args.workers, 0)
-    asked = load(args.file)
+    asked = plan.load(args.file)
     results.check_choice(plan.cells(asked), asked.choose_by, bool(asked.tune))
-    kept = book.Book(pathlib.Path(args.run))
+    kept = book.Book(disk.folder("folder of a sweep", args.run))
     outcome = driver.run(
         asked, kept, lambda: make(kept, args.data, args.workers, address),
         show=None if args.quiet else driver.Screen(),
@@ -291,7 +292,7 @@ def table(args, rest: list[str]) -> int:
     from fedjax_flat.sweep import book, results
 
     refuse_unknown(rest)
-    found = results.results(book.Book(pathlib.Path(args.sweep)), args.split)
+    found = results.results(book.Book(disk.folder("folder of a sweep", args.sweep)), args.split)
     print(results.table(found, args.form))
     return 0
 
@@ -338,6 +339,19 @@ def masks(args, rest: list[str]) -> int:
     refuse_unknown(rest)
     result = masks(args.run, split=args.split, model=args.model, examples=args.examples,
                    data_dir=args.data)
+    print(table(result))
+    for path in result["figures"]:
+        print(tables.named("figure", path))
+    return 0
+
+
+def retrieve(args, rest: list[str]) -> int:
+    """What a search finds."""
+    from fedjax_flat.report import tables
+    from fedjax_flat.report.retrieval import retrieve, table
+
+    refuse_unknown(rest)
+    result = retrieve(args.runs, queries=args.queries, model=args.model, data_dir=args.data)
     print(table(result))
     for path in result["figures"]:
         print(tables.named("figure", path))

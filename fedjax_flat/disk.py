@@ -8,6 +8,7 @@ link of that name is not followed. A lock is let go by itself when its process d
 import contextlib
 import errno
 import fcntl
+import json
 import os
 import pathlib
 import re
@@ -15,13 +16,25 @@ import shutil
 import warnings
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from fedjax_flat import errors
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)
+
+
+def folder(what: str, path: str | os.PathLike) -> pathlib.Path:
+    """A path of this machine; refuses gs:// and the like, which have no locks and no renaming."""
+    text = os.fspath(path)
+    scheme, found, _ = text.partition("://")
+    if found and scheme.isalnum():
+        raise errors.UsageError(
+            f"{what} {text}: expected a folder of this machine; {scheme}:// has no locks and no "
+            "renaming. Mount the bucket and give the folder where it is (docs/launch.md)."
+        )
+    return pathlib.Path(path)
 
 
 @contextlib.contextmanager
@@ -89,6 +102,27 @@ def read_npz(path: str | os.PathLike) -> dict[str, Any]:
         except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, LookupError, OSError,
                 AttributeError, TypeError, MemoryError) as e:  # as seen of files with a wrong byte
             raise ValueError(f"{type(e).__name__}: {e}") from e
+
+
+def read_json(path: str | os.PathLike) -> Any:
+    """What a JSON file says; a ValueError if it is damaged, however deep."""
+    with open(path, "rb") as file:
+        try:
+            return json.loads(file.read())
+        except RecursionError:
+            raise ValueError("brackets beyond all depth") from None
+
+
+def told(path: pathlib.Path, names: Iterable[str]) -> dict[str, Any] | None:
+    """The entries of a small JSON file that informs; nothing, with a warning, if it is damaged."""
+    try:
+        found = read_json(path)
+        return {name: found[name] for name in names}
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, LookupError, TypeError) as e:
+        warnings.warn(f"{path} cannot be read ({e}) and is done without", stacklevel=3)
+        return None
 
 
 def set_aside(path: pathlib.Path, why: str) -> None:

@@ -44,6 +44,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "robustness": ("fedjax-flat robustness runs/a --severity 5 --data FOLDER",),
     "recover": ("fedjax-flat recover runs/a --by runs/centralised --client 3",),
     "masks": ("fedjax-flat masks runs/camvid --examples 4",),
+    "retrieve": ("fedjax-flat retrieve runs/landmarks --queries 3 --data FOLDER",),
     "export": (
         "fedjax-flat export runs/a --to safetensors",
         "fedjax-flat export runs/a --model swa --out swa.npz",

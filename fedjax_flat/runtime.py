@@ -1,4 +1,5 @@
-"""Settings of the machine below us, in one place: XLA's flags for CPU, libtpu without a TPU.
+"""Settings of the machine below us, in one place: XLA's flags for CPU, libtpu without a TPU, and
+where compiled programs are kept.
 
 XLA reads its flags when jax starts a backend, so `import fedjax_flat` sets them; where jax has
 started one before, they come too late and change nothing. A flag that the user set in XLA_FLAGS is
@@ -11,7 +12,10 @@ each is set only for the versions of jaxlib in which it was seen to exist and to
 fifth of the rate of Eigen's |
 """
 
+import hashlib
 import os
+import pathlib
+import platform
 from collections.abc import Mapping
 
 import jaxlib.version
@@ -42,6 +46,48 @@ def compile_for_absent_tpus() -> None:
     """Lets libtpu compile here; jax itself stays on the CPU."""
     for name, value in NO_TPU_HERE.items():
         os.environ.setdefault(name, value)
+
+
+KEEP = "FEDJAX_FLAT_COMPILE_CACHE"
+JAX_FOLDER = "JAX_COMPILATION_CACHE_DIR"
+LARGEST = 2_000_000_000  # bytes that are kept
+
+
+def keep_compiled(largest: int = LARGEST) -> None:
+    """Lets jax, which is yet to be imported, keep what takes over a second to compile.
+
+    In ~/.cache/fedjax_flat/compiled, in a folder for each kind of CPU, as homes are shared by
+    machines; from there the oldest go when there is too much. A folder of the user's in
+    JAX_COMPILATION_CACHE_DIR is taken as it is; FEDJAX_FLAT_COMPILE_CACHE=0 keeps nothing, and
+    neither does a home that cannot be written.
+    """
+    if os.environ.get(KEEP, "1") == "0" or JAX_FOLDER in os.environ:
+        return
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    folder = pathlib.Path(home, "fedjax_flat", "compiled", _kind_of_cpu())
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        kept = 0
+        files = [(file.stat().st_mtime, file.stat().st_size, file) for file in folder.iterdir()]
+        for _, size, file in sorted(files, reverse=True):
+            kept += size
+            if kept > largest:
+                file.unlink()
+    except OSError:  # also when another process has just deleted one
+        pass
+    if os.access(folder, os.W_OK):
+        os.environ[JAX_FOLDER] = str(folder)
+
+
+def _kind_of_cpu() -> str:
+    """A name for what a compiler may use here."""
+    try:
+        lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    known = [line for line in lines if line.startswith(("model name", "flags", "Features"))]
+    text = "\n".join([platform.machine(), *sorted(set(known))])
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def apply() -> None:

@@ -17,6 +17,9 @@ if os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] == "1":
 # Pure JAX unless a test, or whoever calls, asks for the compiled kernels.
 os.environ.setdefault("FEDJAX_FLAT_KERNELS", "jax")
 
+# Nothing of other runs, nor left for them.
+os.environ.setdefault("FEDJAX_FLAT_COMPILE_CACHE", "0")
+
 import jax
 import optax
 import pytest

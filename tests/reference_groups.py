@@ -373,6 +373,25 @@ def similarity_matrix(w):
     return np.array([[1 - cosine(a, b) for b in w] for a in w])
 
 
+def silhouette(x, labels, tau):
+    """26: mean of (b - a) / max(a, b) (as recalled, Rousseeuw 1987), 0 for a client alone.
+
+    a: the mean distance to the others of the class; b: to the class that is nearest on average.
+    Distances that depend on the direction are the mean of both.
+    """
+    tau2 = lambda i, j: (tau(x[i], x[j]) + tau(x[j], x[i])) / 2
+    n, scores = len(x), []
+    for i in range(n):
+        to = {c: [tau2(i, j) for j in range(n) if j != i and labels[j] == c] for c in set(labels)}
+        if not to[labels[i]]:
+            scores.append(0.0)
+            continue
+        a = np.mean(to[labels[i]])
+        b = min(np.mean(d) for c, d in to.items() if c != labels[i])
+        scores.append((b - a) / max(a, b))
+    return np.mean(scores)
+
+
 def rounds_to_reach(accuracies, target, share):
     """24: the first round, from 1, with accuracy >= share target (0.7, 0.9 of centralised)."""
     for t, accuracy in enumerate(accuracies, 1):

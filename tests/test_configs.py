@@ -472,14 +472,16 @@ def test_cells_of_the_fedseq_tables(method, data):
     assert (c.data.shift.of_groups, c.data.shift.share) == (0.3, 0.5)
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedvc"])
+@pytest.mark.parametrize("method", ["fedavg", "fedvc", "fedvc_drawn"])
 def test_the_study_of_fixed_iterations(method):
     get_config = runpy.run_path(str(FOLDER / "fedvc.py"))["get_config"]
     for iterations in (5, 10, 20, 40):
         c = get_config(f"method={method},iterations={iterations}")
         config_lib.validate(c)
-        assert c.client.steps * c.rounds * c.cohort.size == 20_000
-        assert (c.cohort.sampling == "sizes") == (method == "fedvc")
+        steps = c.client.steps or c.partition.virtual / c.client.batch_size * c.client.epochs
+        assert steps * c.rounds * c.cohort.size == 20_000
+        assert (c.cohort.sampling == "sizes") == (method == "fedvc_drawn")
+        assert (c.partition.virtual > 0) == (method == "fedvc")
     with pytest.raises(ff.UsageError, match="no multiple"):
         get_config("iterations=7")
 

@@ -90,9 +90,11 @@ def test_the_examples_of_the_documentation(tmp_path, monkeypatch):
     python = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     try:
         exec("\n".join(python), {})
-        mine = ff.data.load("mine")
+        mine, places = ff.data.load("mine"), ff.data.load("my_places")
     finally:
-        SOURCES.remove("mine")
+        for name in ("mine", "my_places"):
+            SOURCES.remove(name)
+    ff.data.check_places(places)
     assert len(mine.clients) == 6
     own = ff.data.load("npz:mine.npz")
     assert (len(own.test.labels), own.clients) == (9, ("0", "1"))

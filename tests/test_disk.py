@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import functools
 import os
 import subprocess
 
@@ -10,9 +11,11 @@ from conftest import assert_same_bits, small_config
 
 import fedjax_flat as ff
 from fedjax_flat import cli, disk
+from fedjax_flat.data import data_folder
 from fedjax_flat.report import pictures
 from fedjax_flat.run import environment, metrics
 from fedjax_flat.run.checkpoint import Checkpoints
+from fedjax_flat.run.run_folder import RunFolder
 
 TENSORSTORE = ValueError(
     "RESOURCE_EXHAUSTED: Error writing \"clients.dual/0.0\" in OCDBT database: Failed to write "
@@ -128,3 +131,13 @@ def test_a_real_full_disk(small_disk, tmp_path, capsys):
     assert train(4) == 0
     whole = ff.train(small_config(rounds=4), tmp_path / "whole", progress=False)
     assert_same_bits(ff.load_run(small_disk / "a").state, whole.state)
+
+
+@pytest.mark.parametrize("url", ["gs://bucket/run", "s3://bucket/run"])
+def test_object_stores_are_refused_before_anything_is_made(url, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for use in (RunFolder, data_folder, functools.partial(disk.folder, "folder")):
+        with pytest.raises(ff.UsageError, match=rf"folder {url}: expected a folder of this m"):
+            use(url)
+    assert list(tmp_path.iterdir()) == []
+    assert disk.folder("folder", "a:b//c").name == "c"

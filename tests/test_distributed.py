@@ -13,7 +13,7 @@ import pytest
 from conftest import Problem, assert_close, small_config
 
 import fedjax_flat as ff
-from fedjax_flat import experiment
+from fedjax_flat import cli, experiment
 from fedjax_flat.engine import sampling
 from fedjax_flat.run import distributed, metrics
 from fedjax_flat.run.checkpoint import Checkpoints
@@ -106,6 +106,7 @@ def free_port():
         return s.getsockname()[1]
 
 
+@pytest.mark.slow  # in a SLURM job: tests/test_launch.py
 def test_two_processes_with_two_devices_each(tmp_path, alone):
     port = free_port()
     processes = [
@@ -146,6 +147,33 @@ def test_wrong_arguments(arguments, message, monkeypatch):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(ff.UsageError, match=message):
         distributed.start(*arguments)
+
+
+@pytest.mark.parametrize(("variables", "advice"), [
+    ({}, "Say where processes meet"), ({"SLURM_JOB_ID": "7"}, "start it with srun"),
+])
+def test_auto_outside_a_cluster_is_one_sentence(variables, advice, monkeypatch, capsys, tmp_path):
+    for name in ("SLURM_JOB_ID", "KUBERNETES_SERVICE_HOST", "OMPI_MCA_orte_hnp_uri"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert cli.main(["train", "--run", str(tmp_path / "run"), "--coordinator", "auto"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("fedjax-flat: --coordinator auto: this is no task of a cluster")
+    assert advice in said
+    assert said.count("\n") == 1
+
+
+def test_what_a_cluster_says_wrongly_is_one_sentence(monkeypatch):
+    for name in ("SLURM_JOB_ID", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID"):
+        monkeypatch.setenv(name, "many")
+    monkeypatch.setenv("SLURM_STEP_NODELIST", "here")
+    with pytest.raises(ff.UsageError, match=r"this cluster does not say how: invalid .*'many'"):
+        distributed.start("auto")
+
+
+def test_the_largest_of_one_process():
+    assert distributed.largest(3, 0) == [3, 0]
 
 
 def test_more_devices_than_present():

@@ -10,7 +10,7 @@ from fedjax_flat import cli
 from fedjax_flat.examples import EXAMPLES, FIRST
 
 COMMANDS = next(
-    a for a in cli._parser()._actions if isinstance(a, argparse._SubParsersAction)
+    a for a in cli.parser()._actions if isinstance(a, argparse._SubParsersAction)
 ).choices
 
 
@@ -27,7 +27,7 @@ def words(line):
 
 @pytest.mark.parametrize("line", [*FIRST, *(line for some in EXAMPLES.values() for line in some)])
 def test_they_parse(line):
-    args, rest = cli._parser().parse_known_args(words(line))
+    args, rest = cli.parser().parse_known_args(words(line))
     assert callable(args.call)
     assert all(word.startswith("--config.") for word in rest)
     assert len(line) <= 98

@@ -161,11 +161,26 @@ def test_wrong_groups(limits, options, message):
                         **options})
 
 
+@pytest.mark.parametrize("name", metrics.METRICS)
+def test_silhouettes(name):
+    labels = SHARES.argmax(axis=1)
+    labels[0] = 4  # alone
+    found = groups.silhouette(groups.distances(name, SHARES), labels)
+    assert found == pytest.approx(ref.silhouette(SHARES, labels, TAUS[name]), abs=1e-8)
+
+
+def test_silhouettes_need_classes():
+    with pytest.raises(ff.UsageError, match="clients of 1 class: expected two classes or more"):
+        groups.silhouette(np.ones((4, 4)), np.zeros(4))
+
+
 def test_figures_of_estimates(tmp_path):
     np.testing.assert_allclose(report.similarities(ROWS), ref.similarity_matrix(ROWS), atol=1e-12)
     matrices = {e: report.similarities(ROWS * e) for e in (1, 5)}
     assert report.similarity(matrices, tmp_path / "a.png").exists()
     assert report.distances(SHARES, SHARES.argmax(axis=1), "kl", tmp_path / "b.png").exists()
+    places = {"a": ROWS, "one number": ROWS[:, :1]}
+    assert report.embeddings(places, SHARES.argmax(axis=1), tmp_path / "c.png").exists()
 
 
 def test_pca_is_that_of_numpy():
@@ -248,8 +263,11 @@ class TestEstimators:
 
     def test_a_public_set_that_clients_train_on(self):
         dataset = self.problem.dataset
-        with pytest.raises(ff.UsageError, match="overlaps training"):
+        with pytest.raises(ff.UsageError, match=r"0 examples of class 0, and .* that overlap"):
             estimators.public_set(dataset, 2, self.problem.partition.indices, 0)
+        chosen, _ = estimators.public_set(dataset, 1, self.problem.partition.indices[1:4], 0)
+        taken = {dataset.train.inputs[i].tobytes() for i in self.problem.partition.indices[1:4]}
+        assert not taken & {x.tobytes() for x in np.asarray(chosen.inputs)}
         _, left = estimators.public_set(dataset, 2, np.zeros(0, int), 0)
         assert len(left) == len(dataset.test.labels) - 6
         with pytest.raises(ff.UsageError, match="the test set has"):

@@ -76,3 +76,22 @@ def test_the_handlers_of_before_are_put_back():
     with pytest.raises(SystemExit):
         cli.main(["--version"])
     assert [signal.getsignal(s) for s in interrupt.WATCHED] == before
+
+
+def test_a_request_inside_another_is_that_one_and_sigterm_may_come_twice():
+    interrupts = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: interrupts.append(number))
+    try:
+        with interrupt.stop_request() as outer:
+            with interrupt.stop_request() as inner:
+                assert inner is outer
+                for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGTERM):
+                    os.kill(os.getpid(), number)
+            os.kill(os.getpid(), signal.SIGINT)
+            assert (outer.signal, interrupts) == (signal.SIGUSR1, [])
+            os.kill(os.getpid(), signal.SIGINT)
+            assert interrupts == [signal.SIGINT], "the second acts as it always did"
+        with interrupt.stop_request() as later:
+            assert later.signal is None
+    finally:
+        signal.signal(signal.SIGINT, before)

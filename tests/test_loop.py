@@ -141,7 +141,7 @@ def test_kill_9_loses_nothing_that_was_saved(tmp_path):
     assert untimed(whole.records) == untimed(resumed.records)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGUSR1])
 def test_signals_finish_the_round_save_and_say_how_to_go_on(tmp_path, number):
     run = tmp_path / "stopped"
     process = subprocess.Popen(

@@ -10,7 +10,7 @@ from test_statistics import CLASSES, Small, scenes
 
 import fedjax_flat as ff
 from fedjax_flat import cli
-from fedjax_flat.report import masks
+from fedjax_flat.report import client_sections, groups, masks, ownership, pixels
 
 
 @pytest.fixture(scope="module")
@@ -83,3 +83,34 @@ def test_masks_of_a_run_without_labels_of_pixels(tmp_path, capsys):
     ff.train(small_config(rounds=1, eval__window=1, eval__every=1), tmp_path / "a", progress=False)
     assert cli.main(["masks", str(tmp_path / "a")]) == 2
     assert "expected a run on labels of pixels" in capsys.readouterr().err
+
+
+def test_pixels_of_clients(run, tmp_path):
+    data = ff.data.load("three_domains")
+    partition = ff.data.Partition.of([np.array([0, 5]), np.array([], int), np.array([7])])
+    counts = pixels.pixel_counts(data, partition)
+    for k, own in enumerate(([0, 5], [], [7])):
+        labels = np.asarray(data.train.labels)[np.array(own, int)]
+        np.testing.assert_array_equal(counts[k], [(labels == c).sum() for c in range(CLASSES)])
+    shares = pixels.shares(counts)
+    assert shares.shape == (2, CLASSES)  # one client has none
+    np.testing.assert_allclose(shares.sum(1), 1)
+    assert counts[0].sum() < 2 * data.train.labels[0].size  # ignored ones are in none
+    plain = ff.data.from_arrays(np.zeros((4, 2)), np.arange(4))
+    assert pixels.pixel_counts(plain, ff.data.Partition.of([np.arange(4)])) is None
+    config = small_config(data__name="three_domains", partition__name="natural")
+    text = ownership.ownership(config, str(tmp_path))
+    assert "clients per class" in text
+    assert (tmp_path / "pixels.png").stat().st_size > 5000
+
+
+def test_pixels_of_clients_on_the_page(run):
+    """One box for every class, of the shares that each of the three clients has."""
+    path, _ = run
+    (group,) = groups.grouped([groups.read(path)])
+    chart = client_sections.ownership([group], None).charts[0]
+    partition = ff.load_run(path).experiment.partition
+    counts = pixels.pixel_counts(ff.data.load("three_domains"), partition)
+    assert [box["name"] for box in chart.data] == ["a (3)", "b (3)", "c (3)"]
+    np.testing.assert_allclose([box["y"] for box in chart.data], 100 * pixels.shares(counts).T,
+                               rtol=1e-4)

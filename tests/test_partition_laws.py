@@ -256,12 +256,15 @@ def test_natural_sizes_with_examples_at_random():
     np.testing.assert_array_equal(np.sort(partition.indices), np.arange(10_000))
 
 
+PLACES = ("proximity", "clustering", "random_places")  # of sequences: test_place_splits.py
+
+
 def test_registered_laws_run_with_their_defaults():
     dataset = dataclasses.replace(
         digits(), owners=np.arange(1442) % 30, coarse=tuple(c // 2 for c in range(10))
     )
     for name, law in PARTITIONS.items():
-        if name not in ("released", "rare_classes"):  # of files; of labels of pixels
+        if name not in ("released", "rare_classes", *PLACES):  # of files; of labels of pixels
             options = {n: s.default for n, s in law.settings.items()}
             partition = law.make(dataset, None, **options)
             partition.check(1442)

@@ -198,6 +198,10 @@ def test_analyses():
     d = groups.similarity_matrix(w)
     close(np.diag(d), 1)
     close(d, d.T)
+    line, apart = np.array([[0.0], [1], [10], [11]]), [0, 0, 1, 1]
+    close(groups.silhouette(line, apart, groups.euclidean), 1 - (1 / 10.5 + 1 / 9.5) / 2)
+    assert groups.silhouette(line, [0, 1, 0, 1], groups.euclidean) < 0
+    close(groups.silhouette(line[:3], [0, 0, 1], groups.euclidean), (0.9 + 8 / 9) / 3)
     assert groups.rounds_to_reach([10, 50, 60, 80], 80, 0.7) == 3
     assert groups.rounds_to_reach([10], 80, 0.7) is None
     a = rng.normal(size=(50, 3))

@@ -1,6 +1,7 @@
 """XLA flags: only where they exist, never over the user's own."""
 
 import os
+import pathlib
 import subprocess
 import sys
 
@@ -38,3 +39,44 @@ def test_the_flag_is_accepted_by_the_backend():
     if jaxlib.version.__version__ not in runtime.FLAGS[NAME][1]:
         pytest.skip("this version of jaxlib gets no flag")
     assert out.stdout.strip() == f"3.0 {NAME}=", out.stderr
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    """Nothing is set that says where compiled programs go, but the home."""
+    for name in (runtime.KEEP, runtime.JAX_FOLDER):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path
+
+
+def test_compiled_programs_are_kept_at_home(home, monkeypatch):
+    runtime.keep_compiled()
+    folder = pathlib.Path(os.environ.pop(runtime.JAX_FOLDER))
+    assert folder.is_dir()
+    assert folder.parent == home / "fedjax_flat" / "compiled"
+    for age, name in enumerate(("new-cache", "old-cache", "oldest-cache")):
+        (folder / name).write_bytes(bytes(100))
+        os.utime(folder / name, (1e9 - age, 1e9 - age))
+    runtime.keep_compiled(largest=250)
+    assert sorted(p.name for p in folder.iterdir()) == ["new-cache", "old-cache"]
+    monkeypatch.delenv(runtime.JAX_FOLDER)
+    monkeypatch.setenv("XDG_CACHE_HOME", "")
+    monkeypatch.setenv("HOME", str(home / "other"))
+    runtime.keep_compiled()
+    assert os.environ.pop(runtime.JAX_FOLDER).startswith(str(home / "other" / ".cache"))
+
+
+def test_compiled_programs_go_where_the_user_says_or_nowhere(home, monkeypatch):
+    monkeypatch.setenv(runtime.JAX_FOLDER, "mine")
+    runtime.keep_compiled()
+    assert os.environ[runtime.JAX_FOLDER] == "mine"
+    monkeypatch.delenv(runtime.JAX_FOLDER)
+    monkeypatch.setenv(runtime.KEEP, "0")
+    runtime.keep_compiled()
+    assert runtime.JAX_FOLDER not in os.environ
+    monkeypatch.delenv(runtime.KEEP)
+    (home / "fedjax_flat").write_text("no folder")
+    runtime.keep_compiled()
+    assert runtime.JAX_FOLDER not in os.environ
+    assert list(home.iterdir()) == [home / "fedjax_flat"]

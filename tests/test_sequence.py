@@ -350,7 +350,8 @@ def test_a_growing_run_is_resumed_bit_for_bit(tmp_path):
     assert all(r["bytes_across"] == r["links"] * model for r in cohorts)
     text = report.groups(str(tmp_path / "a"))
     assert "random" in text
-    for name in ("growth", "distances", "similarity"):
+    assert "silhouette by largest class: " in text
+    for name in ("growth", "distances", "similarity", "embeddings"):
         assert (tmp_path / "a" / "figures" / f"{name}.png").stat().st_size > 5000
     scores = [r["accuracy"] for r in whole.records if r["split"] == "test"]
     text = report.reach([str(tmp_path / "a")], 100 * max(scores), str(tmp_path / "reach.png"))

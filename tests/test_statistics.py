@@ -141,6 +141,27 @@ def test_adabn_of_several_batches_is_exact_in_the_first_layer():
     np.testing.assert_allclose(found["var"], square - mean**2, rtol=1e-4)
 
 
+def test_what_leaves_a_client_with_labels_of_pixels():
+    """Bits by hand, leaves by name; what stays is each domain's own, and the server has none."""
+    data, domain = scenes()
+    task = tasks()[0]
+    clients = ff.data.federate(data.train, ff.data.Partition.from_owners(domain))
+    weights, affine, measured = (2 * 6 + 6) + (6 * 3 + 3), 2 * (6 + 6), 2 * (6 + 6)
+    sent = {"fedavg": weights + affine + measured, "silobn": weights + affine, "fedbn": weights}
+    first = jax.jit(task.init)(jax.random.key(0))
+    for name, numbers in sent.items():
+        algorithm = testing.algorithm_of(name, task)
+        state = ff.init_state(algorithm, first, 3, jax.random.key(1))
+        assert traffic(algorithm, state, clients) == (32 * numbers, 32 * numbers)
+    _, state, model = trained()
+    assert all(name.startswith("stats/") for name in state.clients.own)
+    assert_same_bits(model.stats, first.stats)  # the server never sees any
+    mean = np.asarray(state.clients.own["stats/batch_stats/BatchNorm_0/mean"])
+    assert np.abs(mean[0] - mean[2]).max() > 1  # three brightnesses
+    shift = lambda m: np.asarray(m.params["BatchNorm_0"]["bias"])
+    assert np.abs(shift(model) - shift(first)).max() > 1e-3  # affine parameters are averaged
+
+
 def problem():
     return Problem((6, 5, 7), norm="batch")
 

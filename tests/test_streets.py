@@ -240,3 +240,82 @@ def test_gta5(tmp_path):
     assert (data.train.inputs.shape, len(data.test.labels)) == ((4, 2, 4, 3), 1)
     again = ff.data.load("gta5", tmp_path, size=(2, 4))  # from the cache
     np.testing.assert_array_equal(again.train.labels, data.train.labels)
+    few = ff.data.load("gta5", tmp_path, size=(2, 4), classes=13)
+    assert few.num_classes == 13
+    for c, name in enumerate(data.classes):
+        of_13 = few.classes.index(name) if name in few.classes else 255
+        assert (few.train.labels[data.train.labels == c] == of_13).all()
+    assert set(data.classes) - set(few.classes) == {
+        "wall", "fence", "pole", "terrain", "truck", "train"
+    }
+
+
+def lists(folder, users):
+    folder.mkdir(parents=True)
+    (folder / "all_data_0.json").write_text(json.dumps(
+        {"user_data": {user: dict(zip("xy", both, strict=False)) for user, both in users.items()}}
+    ))
+
+
+def test_crosscity_and_its_lists(tmp_path):
+    root = tmp_path / "crosscity"
+    for city, count in (("Rio", 3), ("Rome", 2)):
+        for i in range(count):
+            pictures(root, [(f"{city}/Images/Train/pano_{i}_0.jpg", "x/x.png")])
+        pictures(root, [(f"{city}/Images/Test/pano_9_0.png",
+                         f"{city}/Labels/Test/pano_9_0_eval.png")])
+    data = ff.data.load("crosscity", tmp_path, size=(4, 8))
+    assert (data.clients, data.num_classes) == (("Rio", "Rome"), 13)
+    np.testing.assert_array_equal(data.owners, [0, 0, 0, 1, 1])
+    assert (data.train.labels == 255).all()
+    assert {n: len(w) for n, w in data.parts.items()} == {"seen": 2, "Rio": 1, "Rome": 1}
+    raw = np.asarray(Image.open(root / "Rome/Labels/Test/pano_9_0_eval.png"))
+    numbers = (7, 8, 11, 19, 20, 21, 23, 24, 25, 26, 28, 32, 33)  # as LADD's program has them
+    expected = np.full(raw.shape, 255)
+    for c, number in enumerate(numbers):
+        expected[raw == number] = c
+    np.testing.assert_array_equal(data.split("Rome").labels[0], expected)
+    with pytest.raises(ff.UsageError, match=r"ladd.train has no \*.json: put the lists of"):
+        ff.data.load("crosscity", tmp_path, size=(4, 8), lists="ladd")
+    train = lambda *numbers: [[f"Rio/Images/Train/pano_{i}_0.jpg" for i in numbers]]
+    lists(root / "ladd" / "train", {"Rio1": train(2), "Rio2": train(0, 1)})
+    lists(root / "ladd" / "test", {"test_user": [
+        ["Rio/Images/Test/pano_9_0.png"], ["Rio/Labels/Test/pano_9_0_eval.png"]]})
+    listed = ff.data.load("crosscity", tmp_path, size=(4, 8), lists="ladd")
+    assert listed.clients == ("Rio1", "Rio2")
+    np.testing.assert_array_equal(listed.owners, [0, 1, 1])
+    assert (listed.train.labels == 255).all()
+    np.testing.assert_array_equal(listed.train.inputs[0], data.train.inputs[2])
+    assert set(listed.parts) == {"seen", "Rio"}
+    (root / "ladd" / "test" / "all_data_0.json").unlink()
+    (root / "ladd" / "test").rmdir()
+    lists(root / "ladd" / "test", {"test_user": train(0)})
+    with pytest.raises(ff.UsageError, match=r"not as FedDrive writes it .KeyError: 'y'"):
+        ff.data.load("crosscity", tmp_path, size=(4, 8), lists="ladd")
+
+
+@pytest.mark.parametrize("labels", ["labels", "v1.2/labels"])
+def test_mapillary_and_its_lists(tmp_path, labels):
+    root = tmp_path / "mapillary"
+    rows = [(f"{split}/images/{name}.jpg", f"{split}/{labels}/{name}.png")
+            for split, names in (("training", "abc"), ("validation", "d")) for name in names]
+    pictures(root, rows, values=66)
+    data = ff.data.load("mapillary", tmp_path, size=(4, 8))
+    assert (len(data.train.labels), len(data.test.labels), data.num_classes) == (3, 1, 19)
+    names = {13: "road", 2: "sidewalk", 44: "pole", 48: "light", 26: "terrain", 21: "rider",
+             58: "train", 61: "truck", 52: "bicycle"}
+    for i, (_, file) in enumerate(rows[:3]):
+        raw = np.asarray(Image.open(root / file))
+        for value, label in zip(raw.ravel(), data.train.labels[i].ravel(), strict=True):
+            assert value not in names or data.classes[label] == names[value]
+            assert value not in (0, 16, 18, 49, 65) or label == 255
+    lists(root / "ladd" / "train", {"AF0": zip(*rows[:1], strict=True),
+                                    "EU12": zip(*rows[1:3], strict=True)})
+    lists(root / "ladd" / "test", {"test_user": zip(*rows[3:], strict=True)})
+    listed = ff.data.load("mapillary", tmp_path, size=(4, 8), lists="ladd")
+    assert listed.clients == ("AF0", "EU12")
+    np.testing.assert_array_equal(listed.train.labels, data.train.labels)
+    assert set(listed.parts) == {"unseen", "validation"}
+    _save(root / rows[0][1], np.full((4, 8), 70, np.uint8))
+    with pytest.raises(ff.UsageError, match=r"a.png: label 70 is no class and is not ignored"):
+        ff.data.load("mapillary", tmp_path, size=(4, 8))

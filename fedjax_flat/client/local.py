@@ -1,6 +1,7 @@
 """What a client computes: local training, and sums over all its examples.
 
-The local loop is epochs over shuffled examples, one optimiser step per batch. The gradient of the
+The local loop is epochs over shuffled examples, one optimiser step per batch; where the task says
+so, batches are mined (mining.py). The gradient of the
 task's loss and a method's terms passes through sharpness, then drift, then the optimiser: one optax
 chain with extra arguments. Statistics move once per step, with the pass at w.
 
@@ -18,6 +19,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_flat import debug, errors, parts, rng
+from fedjax_flat.client.mining import miner
 from fedjax_flat.client.terms import Term
 from fedjax_flat.data import federated
 from fedjax_flat.data.federated import ClientData, client_batch, shuffled_positions
@@ -211,26 +213,29 @@ def _visit(
     steps_per_epoch = batches(data.size)
     total, num_epochs = _schedule(data.size, steps_per_epoch, epochs, steps)
     length = -(-data.max_size // batch_size) * batch_size
+    own = miner(step.task, data, begin.variables, batch_size)
 
     def one(i, carry, positions, first):
-        variables, states, sums = carry
-        here = jax.lax.dynamic_slice(positions, ((i - first) * batch_size,), (batch_size,))
+        variables, states, sums, cache = carry
+        cache = own.refreshed(cache, variables, i)
+        here = own.batch(cache, positions, i - first)
         variables, states, new = step.take(
             variables, states, client_batch(data, here), rng.fold(key, "step", i),
             client=data.client, step=i,
         )
-        return variables, states, optax.tree.add(sums, new)
+        return variables, states, optax.tree.add(sums, new), cache
 
     def epoch(e, carry):
         inner, drift = carry
         positions = shuffled_positions(rng.fold(key, "shuffle", e), data.size, length)
+        positions = own.anchors(positions)
         first = e * steps_per_epoch
         here = steps_per_epoch if steps is None else jnp.minimum(steps_per_epoch, total - first)
         inner = jax.lax.fori_loop(0, here, lambda i, c: one(first + i, c, positions, first), inner)
         return inner, drift + tree_distance(inner[0].params, step.anchor)
 
-    start = (begin.variables, begin.states, begin.sums), begin.drift
-    (variables, states, sums), distance = jax.lax.fori_loop(0, num_epochs, epoch, start)
+    start = (begin.variables, begin.states, begin.sums, own.empty()), begin.drift
+    (variables, states, sums, _), distance = jax.lax.fori_loop(0, num_epochs, epoch, start)
     distance = distance / jnp.maximum(num_epochs, 1).astype(jnp.float32)
     return _Pass(variables, states, sums, distance, begin.steps + jnp.asarray(total, jnp.int32))
 

@@ -1,7 +1,8 @@
 """The task's report on a whole split, or on every client's own examples.
 
 Both are sums over masked batches, taken by the same cohort map as training: in sequence on one
-device, shared among several, where each takes a part of the split.
+device, shared among several, where each takes a part of the split. A split that is searched as a
+whole (`Task.search`) is embedded batch by batch, on one device.
 """
 
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from fedjax_flat.data import (
     over,
     whole,
 )
+from fedjax_flat.data.federated import client_batch
 from fedjax_flat.engine import client_state
 from fedjax_flat.engine.cohort import CohortMap, cohort_map
 from fedjax_flat.models import Variables
@@ -33,9 +35,47 @@ def evaluator(
 ) -> Callable[[Variables, Examples], Sums]:
     """`evaluate(variables, examples) -> sums`; jit it, and pass the examples as an argument.
 
-    `task.means` of the sums is the report.
+    `task.means` of the sums is the report. Of a task that searches, it is `searcher`'s.
     """
     return _summed(task.evaluate, batch_size, parts)
+
+
+def searcher(
+    task: Task, batch_size: int, block: int = 20
+) -> Callable[[Variables, Examples], Sums]:
+    """`evaluate(variables, examples) -> sums` of a task that searches, not to be compiled.
+
+    Examples on the host are put on the device `block` batches at a time.
+    """
+    search = task.search
+    assert search
+
+    @jax.jit
+    def embed(variables, examples):
+        count = count_of(examples)
+        size = min(batch_size, count)
+        everything = whole(examples)
+
+        def one(i):
+            positions = i * size + jnp.arange(size, dtype=jnp.int32)
+            batch = task.prepare(client_batch(everything, positions), None)
+            outputs = task.forward(variables, batch, None)
+            return task.measure(outputs, batch), outputs.logits
+
+        sums, found = jax.lax.map(one, jnp.arange(-(-count // size), dtype=jnp.int32))
+        sums = jax.tree.map(lambda x: jnp.sum(x, axis=0), sums)
+        return sums, found.reshape(-1, found.shape[-1])[:count]
+
+    def evaluate(variables, examples):
+        step = block * batch_size
+        put = lambda x: x if isinstance(x, jax.Array) else on_device(x)
+        cut = lambda start: jax.tree.map(lambda x: put(x[start : start + step]), examples)
+        done = [embed(variables, cut(start)) for start in range(0, count_of(examples), step)]
+        sums = jax.tree.map(lambda *parts: sum(parts), *(sums for sums, _ in done))
+        found = jnp.concatenate([embeddings for _, embeddings in done])
+        return sums | search(found, jax.device_get(examples.labels))
+
+    return evaluate
 
 
 def _summed(

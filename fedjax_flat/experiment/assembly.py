@@ -16,7 +16,7 @@ from fedjax_flat import errors, memory, models, parts, plugins, rng, tasks
 from fedjax_flat.algorithms import Algorithm
 from fedjax_flat.data import Dataset, Examples, FederatedData, HostData, Partition
 from fedjax_flat.data import shift as shift_lib
-from fedjax_flat.data.partition import follow_owners, hold_out, local_split
+from fedjax_flat.data.partition import follow_owners, hold_out, local_split, virtual_clients
 from fedjax_flat.engine import client_state, cohort, sampling, selection
 from fedjax_flat.engine.clock import Clock, arrivals
 from fedjax_flat.engine.evaluate import (
@@ -25,6 +25,7 @@ from fedjax_flat.engine.evaluate import (
     evaluator,
     in_blocks,
     personal_evaluator,
+    searcher,
 )
 from fedjax_flat.engine.round import (
     Averages,
@@ -172,6 +173,8 @@ def build(
     source = data_lib.SOURCES.find(config.data.name)
     options = config_lib.options_of(config, "data", source)
     dataset = data_lib.load(config.data.name, data_dir, **options)
+    if is_retrieval(config, dataset):
+        dataset = tasks.searched(dataset)
     partition = build_partition(config, dataset, data_dir)
     attacked = config.data.shift.name == "swap_labels"
     shift, normals = None if attacked else build_shift(config, dataset, partition), None
@@ -217,7 +220,7 @@ def build(
     cohort_of = cohorts(sample, over)
     kind = usage.members_of(config)
     largest = int(shares.train.sizes.max()) if kind == "clients" else shares.train.indices.size
-    members = members_in(kind, partition.num_clients, grouping)
+    members = members_in(kind, shares.train.num_clients, grouping)
     algorithm = method.protect(config, algorithm, cohort_of, largest, members)
     algorithm = method.by_the_clock(config, algorithm, clock, flights, cohort_of)
     method.account(config, members)
@@ -258,7 +261,7 @@ def build(
         step=round_step(
             algorithm, sample, over, averages, task=task, cosine=cosine, chained=kind == "chain"
         ),
-        evaluate=in_blocks(evaluate, 20 * config.eval.batch_size),
+        evaluate=evaluate if task.search else in_blocks(evaluate, 20 * config.eval.batch_size),
         predict=predict,
         evaluate_clients=by_client(None),
         evaluate_personal=by_client(algorithm) if algorithm.personal else None,
@@ -336,7 +339,7 @@ def build_evaluator(
     size, of_split = config.eval.batch_size, config.eval.statistics == "split"
     adapt = jax.jit(adapter(judge, size, batches))
     shown = task if of_split else judge
-    evaluate = jax.jit(evaluator(shown, size, batches))
+    evaluate = searcher(shown, size) if shown.search else jax.jit(evaluator(shown, size, batches))
 
     @jax.jit
     def logits(variables, examples):
@@ -364,6 +367,16 @@ class Shares(NamedTuple):
     unlabelled: np.ndarray | None  # the server's: positions in the train examples
 
 
+def is_retrieval(config: ml_collections.ConfigDict, dataset: Dataset) -> bool:
+    """Whether images are searched."""
+    return task_name(config, dataset) == "retrieval"
+
+
+def task_name(config: ml_collections.ConfigDict, dataset: Dataset) -> str:
+    """What is learned: as the config says, or what the data are for."""
+    return dataset.task if config.task.name == "auto" else config.task.name
+
+
 def divide(config: ml_collections.ConfigDict, dataset: Dataset, partition: Partition) -> Shares:
     """Each client's part to train on, to validate and to test on."""
     local_test = None
@@ -383,16 +396,26 @@ def divide(config: ml_collections.ConfigDict, dataset: Dataset, partition: Parti
         partition, validation = hold_out(
             partition, config.data.validation, source=config.data.validation_from
         )
+    if config.partition.virtual:  # whose local tests would be those of whole clients
+        partition = virtual_clients(partition, config.partition.virtual)
+        local_test = None
     return Shares(partition, validation, local_test, unlabelled)
 
 
 def build_task(config: ml_collections.ConfigDict, dataset: Dataset, network: Network) -> Task:
     """What is learned by the network or, of features, by a classifier alone."""
-    name = dataset.task if config.task.name == "auto" else config.task.name
+    name = task_name(config, dataset)
     found = tasks.TASKS.find(name)
     options = config_lib.options_of(config, "task", found)
     if name in ("classification", "segmentation"):
         data_lib.check_labels(dataset, options.get("ignored"))
+    if name == "retrieval" and np.ndim(dataset.train.labels) == 1:
+        for setting in ("radius", "negative_radius"):
+            if config.task[setting] != found.settings[setting].default:
+                raise errors.UsageError(
+                    f"config.task.{setting} = {config.task[setting]} would change nothing: labels "
+                    f"of {dataset.name} are identities, not positions. Leave it out."
+                )
     if config.data.features:
         preprocess = data_lib.preprocess(dataset, mixup=config.data.mixup)
         model = models.build(
@@ -595,4 +618,34 @@ def build_partition(
         if not enough.all():
             logger.info("%d clients with fewer than 2 examples are left out", (~enough).sum())
         partition = partition.only(enough)
+    if is_retrieval(config, dataset):
+        partition = with_pairs(config, dataset, partition)
     return partition
+
+
+def with_pairs(
+    config: ml_collections.ConfigDict, dataset: Dataset, partition: Partition
+) -> Partition:
+    """The clients that have two images of one place; the others, which learn nothing, are named."""
+    relation = tasks.relation_of(config.task.radius, config.task.negative_radius)
+    labels = np.asarray(dataset.train.labels)
+    own = np.split(partition.indices, partition.offsets[1:-1])
+    has = np.array([bool(relation.paired(labels[index]).any()) for index in own])
+    if has.all():
+        return partition
+    names = data_lib.names_of(dataset, partition)
+    lost = [names[k] for k in np.flatnonzero(~has)]
+    listed = ", ".join(lost[:5]) + (", ..." if len(lost) > 5 else "")
+    where = "" if labels.ndim == 1 else f" within task.radius = {relation.radius:g} m"
+    if not has.any():
+        raise errors.UsageError(
+            f"no client has two images of one place{where} ({listed}), so none can learn: expected "
+            "clients with positive pairs. Choose another partition" + (
+                "." if labels.ndim == 1 else ", or a larger radius."
+            )
+        )
+    logger.warning(
+        "%d of %d clients have no two images of one place%s and are left out: %s",
+        len(lost), len(has), where, listed,
+    )
+    return partition.only(has)

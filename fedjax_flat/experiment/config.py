@@ -25,7 +25,7 @@ from fedjax_flat.algorithms.submodels import ASSIGNMENTS, CHOICES
 from fedjax_flat.data import PARTITIONS, SHIFTS, SOURCES
 from fedjax_flat.engine.selection import SELECTIONS
 from fedjax_flat.experiment import usage
-from fedjax_flat.groups import GROUPINGS, METRICS
+from fedjax_flat.groups import GROUPINGS, METRICS, NAMES
 from fedjax_flat.groups.estimators import READINGS
 from fedjax_flat.models import LAWS, MODELS, STATISTICS
 from fedjax_flat.models.base import PRECISIONS
@@ -115,6 +115,10 @@ SETTINGS: dict[str, Setting] = {
     "data.shift.name": Setting("none", "clients that see the world differently"),
     "task.name": Setting("auto", "what is learned; auto is what the data are for"),
     "partition.name": Setting("dirichlet"),
+    "partition.virtual": Setting(
+        0, "FedVC: examples of a virtual client; large clients are cut, small ones repeated",
+        at_least=0,
+    ),
     "model.name": Setting("mlp"),
     "model.precision": Setting(
         "float32", "bfloat16: sums, parameters and loss stay float32", choices=tuple(PRECISIONS)
@@ -232,7 +236,8 @@ SETTINGS: dict[str, Setting] = {
     "submodel.coverage": Setting(False, "means over the clients that have a weight, not over all"),
 
     "groups.name": Setting(
-        "random", "how groups that train in sequence, or clusters, are made", choices=GROUPINGS
+        "random", "how groups that train in sequence, or clusters, are made",
+        choices=(*GROUPINGS, NAMES),
     ),
     "groups.clients": Setting(2, "K_S,max: clients in a group, at most", at_least=1),
     "groups.examples": Setting(
@@ -509,7 +514,10 @@ def to_json(config: ml_collections.ConfigDict) -> str:
 
 def from_json(text: str) -> ml_collections.ConfigDict:
     """What `to_json` wrote; settings added since then take their defaults, old names their new."""
-    tree = json.loads(text)
+    try:
+        tree = json.loads(text)
+    except RecursionError:
+        raise errors.UsageError("a config of brackets beyond all depth.") from None
     if not isinstance(tree, dict):
         raise errors.UsageError(
             f"a config that is the JSON of a {type(tree).__name__}: expected settings by name."

@@ -134,6 +134,9 @@ def build_estimates(
     own, name = config.groups, usage.estimator_of(config)
     if name == "none":
         return None, None
+    if name == "names":
+        clusters = [text.partition("/")[0] for text in data_lib.names_of(dataset, partition)]
+        return np.unique(clusters, return_inverse=True)[1].reshape(-1, 1).astype(float), None
     if name == "labels":
         counts = data_lib.class_counts(partition, dataset.train.labels, dataset.num_classes)
         if own.name == "oracle":

@@ -158,6 +158,8 @@ def estimator_of(config: Config) -> str:
     """What groups are made from; `none` if they are random."""
     if members_of(config) not in ("groups", "clusters") or config.groups.name == "random":
         return "none"
+    if config.groups.name == "names":
+        return "names"
     return "labels" if config.groups.name == "oracle" else config.groups.estimator
 
 
@@ -261,6 +263,7 @@ _RULES: list[tuple[tuple[str, ...], Callable[[Config], bool], str]] = [
     (("groups.clusters",), lambda c: c.groups.name == "kmeans", "groups.name is not kmeans"),
     (("groups.estimator",), lambda c: c.groups.name in ("kmeans", "greedy", "icg"),
      "groups.name needs no estimates, or has its own"),
+    (("groups.seed",), lambda c: c.groups.name != "names", "the names of clients say it"),
     (("groups.epochs",), lambda c: estimator_of(c) in ("clf", "conf", "task2vec"),
      "nobody trains for the estimates"),
     (("groups.variance",), lambda c: estimator_of(c) == "clf", "the estimator is not clf"),
@@ -283,6 +286,14 @@ _RULES: list[tuple[tuple[str, ...], Callable[[Config], bool], str]] = [
     (("model.statistics",), lambda c: c.client.frozen != "features",
      "statistics of frozen features stay as they are"),
     (("model.statistics",), takes_steps, "statistics stay as they are under {method}"),
+    (("task.margin",), lambda c: c.task.loss != "multi_similarity",
+     "task.loss multi_similarity has no margin"),
+    (("task.alpha", "task.beta", "task.base", "task.epsilon"),
+     lambda c: c.task.loss == "multi_similarity", "task.loss is not multi_similarity"),
+    (("task.negatives", "task.positive"),
+     lambda c: c.task.loss == "triplet" or c.task.mine_every > 0,
+     "task.loss is not triplet, and task.mine_every is 0"),
+    (("task.mine_every",), takes_steps, "{method} takes no local steps"),
     (("task.hard_of",), lambda c: c.task.hard < 1, "task.hard is 1: all pixels count"),
     (("data.unseen",), lambda c: c.data.split != "published", "the published lists say it"),
     (("model.fix_after",), lambda c: c.model.statistics != "frozen",
@@ -381,6 +392,8 @@ def check_combination(config: Config) -> None:
     _check_uploads(config)
     _check_clock(config)
     _check_members(config)
+    if config.partition.virtual:
+        _check_virtual(config)
     if method.section == "mime" and client.momentum:
         refuse("client.momentum", client.momentum, "its momentum is algorithm.mime.momentum.")
 
@@ -408,6 +421,24 @@ def _check_members(config: Config) -> None:
         refuse("cohort.share", "it has as many chains as cohort.size says.")
     if cohort.sampling == "sizes" and members != "clients":
         refuse("cohort.sampling = sizes", "it is of clients by themselves.")
+
+
+def _check_virtual(config: Config) -> None:
+    """What is of whole clients does not go with virtual ones."""
+    of_whole = {
+        f"data.shift.name = {config.data.shift.name}": config.data.shift.name != "none",
+        "data.rdn": config.data.rdn,
+        "data.local_test": config.data.local_test > 0,
+        "eval.clients": config.eval.clients,
+        "cohort.sampling = sizes": config.cohort.sampling == "sizes",
+        f"algorithm.name = {config.algorithm.name}": members_of(config) != "clients",
+    }
+    for name, there in of_whole.items():
+        if there:
+            raise errors.UsageError(
+                f"partition.virtual = {config.partition.virtual} does not go with {name}, which is "
+                "of whole clients. Leave one out."
+            )
 
 
 def _check_wire(config: Config) -> None:

@@ -72,9 +72,8 @@ def confidences(probe: Probe, public: Examples, classes: int, reading: str = "so
         )
     task = probe.client.task
     inputs, known = jax.tree.map(jnp.asarray, public)
-    batch = Batch(inputs, known, jnp.ones(len(labels), bool))
 
-    def one(probe: Probe, data: ClientData) -> jax.Array:
+    def one(probe: Probe, data: ClientData, batch: Batch) -> jax.Array:
         outputs = task.forward(probe.trained(data), task.prepare(batch, None), None)
         own = batch.labels.astype(jnp.int32)
         sure = jax.nn.softmax(outputs.logits)[jnp.arange(len(labels)), own]
@@ -82,7 +81,7 @@ def confidences(probe: Probe, public: Examples, classes: int, reading: str = "so
         p = jax.ops.segment_sum(sure, own, classes) / counts
         return jax.nn.softmax(p) if reading == "softmax" else p / jnp.sum(p)
 
-    return _of_each(one, probe)
+    return _of_each(one, probe, Batch(inputs, known, jnp.ones(len(labels), bool)))
 
 
 def task2vec(probe: Probe, *, batch_size: int = 8) -> Estimate:
@@ -122,15 +121,15 @@ def task2vec(probe: Probe, *, batch_size: int = 8) -> Estimate:
     return _of_each(one, probe)
 
 
-def _of_each(one: Callable[[Probe, ClientData], jax.Array], probe: Probe) -> Estimate:
+def _of_each(one: Callable[..., jax.Array], probe: Probe, *arrays: Batch) -> Estimate:
     @jax.jit
-    def estimates(variables, data, clients):
+    def estimates(variables, arrays, data, clients):
         started = probe._replace(variables=variables)
         return jax.lax.map(
-            lambda k: one(started, data.client(jnp.maximum(k, 0), k >= 0)), clients
+            lambda k: one(started, data.client(jnp.maximum(k, 0), k >= 0), *arrays), clients
         )
 
-    return lambda data, clients: estimates(probe.variables, data, clients)
+    return lambda data, clients: estimates(probe.variables, arrays, data, clients)
 
 
 def reduced(rows: np.ndarray, variance: float) -> np.ndarray:
@@ -152,20 +151,23 @@ def public_set(
 ) -> tuple[Examples, np.ndarray]:
     """(`per_class` test examples of each class, which of the test examples are left to evaluate).
 
-    Refused if a client has one of them to train on.
+    Test examples that a client has to train on are not taken: CIFAR-100 has a few.
     """
     labels = np.asarray(dataset.test.labels)
+    overlaps = also_trained(dataset, train_indices)
     order = np.random.default_rng([seed, 18]).permutation(len(labels))
+    order = order[~overlaps[order]]
     chosen = [order[labels[order] == c][:per_class] for c in range(dataset.num_classes)]
     for c, found in enumerate(chosen):
         if len(found) < per_class:
+            shared = int(overlaps[labels == c].sum())
+            also = f", and {shared} that overlap training" if shared else ""
             raise errors.UsageError(
                 f"groups.public = {per_class}: the test set has {len(found)} examples of class "
-                f"{c}. Lower it, or choose another groups.estimator."
+                f"{c}{also}. Lower it, or choose another groups.estimator."
             )
     index = np.sort(np.concatenate(chosen))
     public = jax.tree.map(lambda x: np.asarray(x)[index], dataset.test)
-    check_apart(public, jax.tree.map(lambda x: np.asarray(x), dataset.train), train_indices)
     left = np.setdiff1d(np.arange(len(labels)), index)
     if not len(left):
         raise errors.UsageError(
@@ -175,15 +177,12 @@ def public_set(
     return public, left
 
 
-def check_apart(public: Examples, train: Examples, indices: np.ndarray) -> None:
-    """Refuses a public set of which a client trains on an example with the same inputs."""
-    seen = {_content(public.inputs, i) for i in range(len(np.asarray(public.labels)))}
-    same = [int(i) for i in indices if _content(train.inputs, i) in seen]
-    if same:
-        raise errors.UsageError(
-            f"the public set overlaps training: {len(same)} of its examples, such as train example "
-            f"{same[0]}, belong to clients. Expected examples that nobody trains on."
-        )
+def also_trained(dataset: Any, indices: np.ndarray) -> np.ndarray:
+    """Of each test example, whether a client trains on one with the same inputs."""
+    test, train = (jax.tree.map(np.asarray, x.inputs) for x in (dataset.test, dataset.train))
+    trained = {hash(_content(train, i)) for i in indices}
+    count = len(np.asarray(dataset.test.labels))
+    return np.array([hash(_content(test, i)) in trained for i in range(count)])
 
 
 def _content(inputs: Any, i: int) -> bytes:

@@ -21,6 +21,8 @@ the groups with room, fewest examples first, in turns (the released code).
               redistributed
     oracle    from the labels, which nobody has in practice: always the client that brings the
               group's label counts closest to those of all. An upper bound
+    names     clusters as the data name them: clients CLUSTER/CLIENT, of a city say (FedVPR), whose
+              numbers are the estimates
 
 With `groups` given, they are that many, of K // groups clients or one more, and D_min does not
 count. D_min = 0 leaves K_S,max alone to close a group. All is NumPy; 40,000 clients take seconds.
@@ -335,6 +337,17 @@ def redistribute(
     return groups
 
 
+def as_named(numbers: np.ndarray, limits: Limits) -> list[list[int]]:
+    """The clients of each number, which are as many as asked for."""
+    found, number = np.unique(numbers, return_inverse=True)
+    if limits.groups != len(found):
+        raise errors.UsageError(
+            f"groups.count = {limits.groups}, but the names of the clients have {len(found)} "
+            f"clusters (what stands before '/'): expected groups.count = {len(found)}."
+        )
+    return [np.flatnonzero(number == i).tolist() for i in range(len(found))]
+
+
 def _order(sizes: np.ndarray, seed: int) -> np.ndarray:
     return np.random.default_rng([seed, 17]).permutation(len(sizes))
 
@@ -366,6 +379,7 @@ def build(
         ),
         "icg": lambda: icg(rows, sizes, limits, seed=seed),
         "oracle": lambda: oracle(rows, sizes, limits, seed=seed),
+        "names": lambda: as_named(rows[:, 0], limits),
     }
     chosen = errors.lookup("groups.name", name, make)
     with threadpoolctl.threadpool_limits(1):  # many small products, which threads only delay
@@ -374,4 +388,5 @@ def build(
     return groups
 
 
-GROUPINGS = ("random", "kmeans", "greedy", "icg", "oracle")
+GROUPINGS = ("random", "kmeans", "greedy", "icg", "oracle")  # by limits
+NAMES = "names"  # as the data say

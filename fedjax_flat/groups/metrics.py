@@ -114,3 +114,30 @@ def distances(name: str, estimates: np.ndarray) -> np.ndarray:
     estimates = np.asarray(estimates, float)
     to = metric(name, estimates)(estimates)
     return np.stack([to(c) for c in estimates], axis=1)
+
+
+def silhouette(distances: np.ndarray, labels: np.ndarray) -> float:
+    """How well estimates tell classes apart, from -1 to 1: the mean of (b - a) / max(a, b).
+
+    Rousseeuw (1987): a is a client's mean distance to the others of its class, b that to the class
+    that is nearest on average; 0 for a client alone in its class. Distances are meant in both
+    directions, and infinite ones count as twice the largest.
+    """
+    classes, own = np.unique(labels, return_inverse=True)
+    if len(classes) < 2:
+        raise errors.UsageError(
+            f"a silhouette of clients of {len(classes)} class: expected two classes or more."
+        )
+    both = (distances + distances.T) / 2
+    there = np.isfinite(both)
+    both = np.where(there, both, 2 * both[there].max(initial=0))
+    members, clients = np.eye(len(classes))[own], np.arange(len(own))
+    counts = members.sum(axis=0)
+    sums = (both - np.diag(np.diag(both))) @ members
+    a = sums[clients, own] / np.maximum(counts[own] - 1, 1)
+    means = sums / counts
+    means[clients, own] = np.inf
+    b = means.min(axis=1)
+    larger = np.maximum(a, b)
+    scores = np.where(counts[own] > 1, (b - a) / np.where(larger > 0, larger, 1), 0)
+    return float(scores.mean())

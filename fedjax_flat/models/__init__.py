@@ -18,6 +18,7 @@ from fedjax_flat.models.bisenet import BiSeNetV2
 from fedjax_flat.models.cnn import CNN
 from fedjax_flat.models.deeplab import DeepLabV3
 from fedjax_flat.models.femnist import VARIANTS, FemnistCNN
+from fedjax_flat.models.gem import GeM, MobileNetV2GeM, ResNet18GeM
 from fedjax_flat.models.lenet import LeNet
 from fedjax_flat.models.linear import Linear
 from fedjax_flat.models.lstm import ShakespeareLSTM, StackOverflowLSTM
@@ -69,6 +70,20 @@ def _mobile(norm: str) -> Settings:
 
 MODELS.add("mobilenetv2", entry(MobileNetV2, _mobile("group")))
 MODELS.add("efficientnet_lite0", entry(EfficientNetLite0, _mobile("batch")))
+_GEM = {
+    "embedding": Setting(0, "width of a linear layer after GeM; 0 is none", at_least=0),
+    "p": Setting(3.0, "of GeM, where it starts", above=0),
+}
+MODELS.add("resnet18_gem", entry(ResNet18GeM, {
+    "norm": Setting("group", "after each convolution", choices=("group", "batch")),
+    "groups": Setting(2, "of each GroupNorm", at_least=1),
+    "channels": Setting(64, "of the first of three stages", at_least=1),
+    "stem": Setting("small", "of small images, or of photographs", choices=("small", "large")),
+    **_GEM,
+}))
+MODELS.add("mobilenetv2_gem", entry(MobileNetV2GeM, {
+    **{name: s for name, s in _mobile("group").items() if name != "dropout"}, **_GEM,
+}))
 MODELS.add("bisenetv2", entry(BiSeNetV2, {
     "width": Setting(1.0, "of every layer, times the paper's", above=0),
     "auxiliary": Setting(True, "four heads beside the classifier, while training"),
@@ -118,7 +133,7 @@ def build(
 __all__ = [
     "CLASSIFIER", "CNN", "LAWS", "MLP", "MODELS", "STATISTICS", "BiSeNetV2", "DeepLabV3",
     "EfficientNetLite0", "FemnistCNN",
-    "LeNet", "Linear", "MobileNetV2", "Model", "Outputs", "ResNet18", "ResNet20", "Units",
-    "Variables", "build", "fitting", "from_linen", "load_weights", "num_parameters",
-    "with_random_features",
+    "GeM", "LeNet", "Linear", "MobileNetV2", "MobileNetV2GeM", "Model", "Outputs", "ResNet18",
+    "ResNet18GeM", "ResNet20", "Units", "Variables", "build", "fitting", "from_linen",
+    "load_weights", "num_parameters", "with_random_features",
 ]

@@ -104,19 +104,16 @@ class Inverted(nn.Module):
         return x + y if x.shape == y.shape else y
 
 
-class _Mobile(nn.Module):
-    num_classes: int
+class MobileTrunk(nn.Module):
+    """Stem, blocks and head, up to the last maps."""
+
     norm: str = "group"
     groups: int = 8
-    dropout: float = 0.0
 
     stages: ClassVar = MOBILENETV2
     epsilons: ClassVar = {"group": 1e-6, "batch": 1e-5, "none": 0.0}
 
-    @nn.compact
-    def __call__(
-        self, x: jax.Array, *, train: bool = False, mask: jax.Array | None = None
-    ) -> jax.Array:
+    def _maps(self, x, *, train, mask):
         norm = Norm(self.norm, self.groups, self.epsilons[self.norm])
         x = ConvNorm(norm, 32, 3, 2, name="stem")(x, train=train, mask=mask)
         block = 0
@@ -128,7 +125,18 @@ class _Mobile(nn.Module):
                     name=f"b{block:02d}",
                 )(x, train=train, mask=mask)
             x = EndOfBlock()(x)
-        x = ConvNorm(norm, 1280, name="head")(x, train=train, mask=mask)
+        return ConvNorm(norm, 1280, name="head")(x, train=train, mask=mask)
+
+
+class _Mobile(MobileTrunk):
+    num_classes: int = 10
+    dropout: float = 0.0
+
+    @nn.compact
+    def __call__(
+        self, x: jax.Array, *, train: bool = False, mask: jax.Array | None = None
+    ) -> jax.Array:
+        x = self._maps(x, train=train, mask=mask)
         x = nn.Dropout(self.dropout, deterministic=not train)(jnp.mean(x, axis=(1, 2)))
         return Dense(self.num_classes, name="classifier")(x)
 

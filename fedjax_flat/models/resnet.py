@@ -58,24 +58,45 @@ class Block(_Normed):
         return nn.relu(x + y)
 
 
-class _ResNet(_Normed):
-    num_classes: int = 10
-    widths: Sequence[int] = ()
+class ResNetTrunk(_Normed):
+    """Stem and stages, up to the last maps."""
+
     blocks: int = 2
     shortcut: str = "conv"
+
+    @property
+    def stages(self) -> Sequence[int]:
+        """Channels of each."""
+        raise NotImplementedError
+
+    def _stem(self, x, **mode):
+        return nn.relu(self._conv(x, self.stages[0], **mode))
+
+    def _maps(self, x, *, train, mask):
+        mode: Any = {"train": train, "mask": mask}
+        x = EndOfBlock()(self._stem(x, **mode))
+        for stage, features in enumerate(self.stages):
+            for i in range(self.blocks):
+                stride = 2 if stage and i == 0 else 1
+                x = Block(self.norm, self.groups, features, stride, self.shortcut)(x, **mode)
+            x = EndOfBlock()(x)
+        return x
+
+
+class _ResNet(ResNetTrunk):
+    num_classes: int = 10
+    widths: Sequence[int] = ()
     projection: int = 0
+
+    @property
+    def stages(self) -> Sequence[int]:
+        return self.widths
 
     @nn.compact
     def __call__(
         self, x: jax.Array, *, train: bool = False, mask: jax.Array | None = None
     ) -> jax.Array:
-        mode: Any = {"train": train, "mask": mask}
-        x = EndOfBlock()(nn.relu(self._conv(x, self.widths[0], **mode)))
-        for stage, features in enumerate(self.widths):
-            for i in range(self.blocks):
-                stride = 2 if stage and i == 0 else 1
-                x = Block(self.norm, self.groups, features, stride, self.shortcut)(x, **mode)
-            x = EndOfBlock()(x)
+        x = self._maps(x, train=train, mask=mask)
         x = Projection(self.projection)(jnp.mean(x, axis=(1, 2)))
         return Dense(self.num_classes, name="classifier")(x)
 

@@ -1,7 +1,9 @@
 """Groups of clients as tables and figures: Caldarola 2024, figures 5.6 and 5.8 to 5.11.
 
     similarity   D_ij = cos(w_i, w_j) of clients' estimates after e epochs; ||D|| against e (5.8)
-    distances    between clients' estimates, clients ordered by their largest class (5.10)
+    distances    between clients' estimates, clients ordered by their largest class (5.10), and
+                 their silhouette by it
+    embeddings   the estimates' first two principal components, coloured by class
     growth       how many groups there are by round (5.11)
     reach        rounds to 70 % and 90 % of the centralised score (5.6)
     by_messages  the score by the models that were sent: down, up and from client to client
@@ -16,6 +18,7 @@ import numpy as np
 from fedjax_flat import data as data_lib
 from fedjax_flat import errors
 from fedjax_flat import groups as groups_lib
+from fedjax_flat.experiment import usage
 from fedjax_flat.report import pictures, tables
 from fedjax_flat.report.groups import grouped, read
 from fedjax_flat.run import metrics
@@ -39,18 +42,26 @@ def groups(run: str, data_dir: str | None = None) -> str:
     drawn = groups_lib.build(
         "random", made.sizes, made.limits._replace(groups=first.num_clients), seed=1
     )
-    rows = [[name, *_facts(found, counts)] for name, found in (("here", first), ("random", drawn))]
     header = ["groups", "number", "clients", "examples", "classes", "imbalance"]
-    text = tables.table(header, rows)
+    text = tables.table(header, [
+        [name, *_facts(found, counts)] for name, found in (("here", first), ("random", drawn))
+    ])
     if len(made.starts) > 1:
         stages = {pictures.label(run): (made.starts, made.counts, built.config.rounds)}
         text += "\n" + tables.named("figure", growth(stages, folder.figures / "growth.png"))
     if made.estimates is not None:
         metric = built.config.groups.metric if built.config.groups.name == "greedy" else "euclidean"
         path = folder.figures / "distances.png"
-        drawn_at = distances(made.estimates, counts.argmax(axis=1), metric, path)
-        text += "\n" + tables.named("figure", drawn_at)
-        matrices = {built.config.groups.epochs: similarities(made.estimates)}
+        classes = counts.argmax(axis=1)
+        text += "\n" + tables.named("figure", distances(made.estimates, classes, metric, path))
+        if len(set(classes)) > 1:
+            apart = groups_lib.silhouette(groups_lib.distances(metric, made.estimates), classes)
+            text += f"\nsilhouette by largest class: {apart:.3f} ({metric})"
+        rows = {usage.estimator_of(built.config): made.estimates}
+        path = folder.figures / "embeddings.png"
+        text += "\n" + tables.named("figure", embeddings(rows, classes, path))
+        ordered = made.estimates[np.argsort(classes, kind="stable")]
+        matrices = {built.config.groups.epochs: similarities(ordered)}
         path = folder.figures / "similarity.png"
         text += "\n" + tables.named("figure", similarity(matrices, path))
     return text
@@ -75,12 +86,12 @@ def similarities(rows: np.ndarray) -> np.ndarray:
 
 
 def similarity(matrices: Mapping[int, np.ndarray], path: Any) -> pathlib.Path:
-    """Heat maps by epochs, and their norms if there are several."""
+    """Heat maps by epochs of clients ordered by class, and their norms if there are several."""
     panels = len(matrices) + (len(matrices) > 1)
     figure, axes = pictures.new_figure(1, panels, (3.6 * panels, 3.2))
     for ax, (epochs, matrix) in zip(axes, matrices.items(), strict=False):
         shown = ax.imshow(matrix, cmap="RdBu_r", vmin=-1, vmax=1)
-        ax.set(xlabel="client", ylabel="client")
+        ax.set(xlabel="client, by its largest class", ylabel="client")
         ax.set_title(f"cosine after {epochs} epochs", fontsize=10)
         figure.colorbar(shown, ax=ax)
     if len(matrices) > 1:
@@ -104,6 +115,24 @@ def distances(
             ax.axhline(end, color="white", linewidth=0.4)
             ax.axvline(end, color="white", linewidth=0.4)
     ax.set(xlabel="client, by its largest class", ylabel="client")
+    return pictures.save(figure, path)
+
+
+def embeddings(
+    rows: Mapping[str, np.ndarray], classes: np.ndarray, path: Any, names: Sequence[str] = ()
+) -> pathlib.Path:
+    """Clients in the plane of two principal components, one panel per estimator."""
+    figure, axes = pictures.new_figure(1, len(rows), (3.4 * len(rows), 3.4))
+    for ax, (title, estimates) in zip(axes, rows.items(), strict=True):
+        left, values, _ = np.linalg.svd(estimates - estimates.mean(axis=0), full_matrices=False)
+        places = np.zeros((len(estimates), max(2, len(values))))
+        places[:, : len(values)] = left * values
+        shown = ax.scatter(*places[:, :2].T, c=classes, cmap="turbo", s=12)
+        ax.set_title(title, fontsize=10)
+        ax.set(xlabel="first component", ylabel="second component")
+    if names:
+        handles = shown.legend_elements()[0]
+        figure.legend(handles, names, frameon=False, ncols=len(names), loc="outside lower center")
     return pictures.save(figure, path)
 
 
@@ -152,7 +181,11 @@ def bars(found: Mapping[str, Sequence[float | None]], path: Any) -> pathlib.Path
     figure, (ax,) = pictures.new_figure(1, 1, (1.2 + 1.1 * len(found), 3.4))
     for i, share in enumerate(SHARES):
         heights = [r[i] or 0 for r in found.values()]
-        ax.bar(np.arange(len(found)) + 0.4 * i, heights, 0.38, label=f"{100 * share:.0f} %")
+        places = np.arange(len(found)) + 0.4 * i
+        ax.bar(places, heights, 0.38, label=f"{100 * share:.0f} %")
+        for place, height in zip(places, heights, strict=True):
+            if not height:
+                ax.text(place, 0, "not yet", rotation=90, ha="center", va="bottom", fontsize=8)
     ax.set_xticks(np.arange(len(found)) + 0.2, list(found))
     ax.set(ylabel="rounds to a share of the centralised score")
     ax.legend(frameon=False)

@@ -9,9 +9,10 @@ from fedjax_flat import data as data_lib
 from fedjax_flat import errors
 from fedjax_flat.data import Partition
 from fedjax_flat.experiment import config as config_lib
-from fedjax_flat.report import charts, curves, parts
+from fedjax_flat.report import charts, curves, masks, parts, pixels
 from fedjax_flat.report.charts import Chart
 from fedjax_flat.report.groups import Group
+from fedjax_flat.report.ownership import class_counts
 from fedjax_flat.report.parts import Part, Table
 from fedjax_flat.run import metrics
 from fedjax_flat.run.run_folder import RunFolder
@@ -118,10 +119,14 @@ def ownership(found: Sequence[Group], data_dir: str | None) -> Part:
         seen[partition.content_hash] = group.label
         title = "Who owns what" if len(seen) == 1 else f"Who owns what: {group.label}"
         shown = np.unique(np.linspace(0, partition.num_clients - 1, _CLIENTS).astype(int))
+        counts = None
         try:
-            counts = _class_counts(folder, partition, data_dir)
+            dataset = _dataset(folder, partition, data_dir)
+            counts = class_counts(dataset, partition)
+            if (of_pixels := pixels.pixel_counts(dataset, partition)) is not None:
+                made.append(_pixel_boxes(of_pixels, masks.names_of(dataset)))
         except errors.UsageError as e:
-            counts, text = None, f"Classes are not shown: {str(e).splitlines()[0]}"
+            text = f"Classes are not shown: {str(e).splitlines()[0]}"
         if counts is not None and counts.shape[1] <= 1000:
             names = [str(c) for c in range(counts.shape[1])]
             made.append(charts.heat(
@@ -140,15 +145,22 @@ def ownership(found: Sequence[Group], data_dir: str | None) -> Part:
     return Part("Data", charts=made, text=text)
 
 
-def _class_counts(
+def _dataset(
     folder: RunFolder, partition: Partition, data_dir: str | None
-) -> np.ndarray | None:
+) -> data_lib.Dataset:
     config = folder.config()
     source = data_lib.SOURCES.find(config.data.name)
     options = config_lib.options_of(config, "data", source)
     dataset = data_lib.load(config.data.name, data_dir, **options)
-    labels = dataset.train.labels
-    if dataset.task != "classification" or np.ndim(labels) != 1:
-        return None
-    partition.check(len(labels))
-    return data_lib.class_counts(partition, labels, dataset.num_classes)
+    partition.check(data_lib.count_of(dataset.train))
+    return dataset
+
+
+def _pixel_boxes(counts: np.ndarray, names: Sequence[str]) -> Chart:
+    shares = 100 * pixels.shares(counts)
+    boxes = [{"type": "box", "name": f"{name} ({(own > 0).sum()})", "y": charts.numbers(share),
+              "showlegend": False}
+             for name, own, share in zip(names, counts.T, shares.T, strict=True)]
+    return Chart("Pixels of each class, by client", boxes,
+                 {"yaxis": {"title": {"text": "pixels of a client (%)"}}},
+                 f"{len(shares)} clients; in brackets: how many have the class.")

@@ -93,10 +93,19 @@ def page(name: str) -> str:
         lines += [tables.table(header, rows, left=(0, 1, 2, 3)), ""]
     else:
         lines += ["settings: none of its own", ""]
+    about = facts(name, d)
+    width = max(map(len, about))
+    lines += [f"{name.ljust(width)}  {text}" for name, text in about.items()]
+    return "\n".join(lines)
+
+
+def facts(name: str, d: dict[str, Any]) -> dict[str, str]:
+    """What `describe` found about a method, in words."""
+    method = METHODS[name]
     servers = {"own": "its own step", "any": "any (server.optimizer)"}
     ascents = {"own": "its own, of radius client.rho", "any": "any (client.sharpness)",
                "none": "none: its steps are others", "no steps": "none: clients take no steps"}
-    facts = {
+    return {
         "sent": f"{d['models_down']:.3g} models down, {d['models_up']:.3g} up, per client and "
                 f"round, in {d['exchanges']} exchange{'s' * (d['exchanges'] > 1)}",
         "kept": f"{d['client_state']:.3g} models per client, {d['server_state']:.3g} on the server",
@@ -106,9 +115,6 @@ def page(name: str) -> str:
         "client": {"any": "any optimiser (client.optimizer)"}.get(
             method.client_optimizer, method.client_optimizer),
     }
-    width = max(map(len, facts))
-    lines += [f"{name.ljust(width)}  {text}" for name, text in facts.items()]
-    return "\n".join(lines)
 
 
 def _short(models: float) -> str:

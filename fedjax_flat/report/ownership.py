@@ -2,7 +2,9 @@
 
 Class counts per client as a heat map, or as the papers' bubbles where there are few clients;
 classes and examples per client; the mean Jaccard index of the clients' class sets (Fanì 2025,
-section 3); and some examples of some clients.
+section 3), or the shares of pixels of each class; and some examples of some clients. Of places, a
+map instead: positions, coloured by client. Of identities, which retrieval tells apart, counts are
+as those of classes.
 """
 
 import pathlib
@@ -15,11 +17,14 @@ import numpy as np
 from fedjax_flat import data as data_lib
 from fedjax_flat import errors, experiment
 from fedjax_flat.data import Dataset, Partition
+from fedjax_flat.data.sources.places import city_of
 from fedjax_flat.experiment import config as config_lib
-from fedjax_flat.report import pictures, tables
+from fedjax_flat.report import pictures, pixels, tables
 
 BUBBLES = 30  # clients, up to which counts are drawn as bubbles
 SHOWN = 8  # clients, and examples of each, in the picture of examples
+CITIES = 12  # in the map, the largest
+COLOURS = np.array(["C0", "C1", "C2", "C3", "C4", "C5", "C8", "C9"])  # of clients; grey is nobody
 
 
 def ownership(
@@ -46,7 +51,7 @@ def ownership(
         ("train examples", data_lib.count_of(dataset.train)),
         ("test examples", data_lib.count_of(dataset.test)),
         ("of one example", _shape(dataset)),
-        ("classes", dataset.num_classes or "-"),
+        *_of_labels(dataset),
         ("partition", f"{config.partition.name}, made in {seconds:.2f} s"),
         ("clients", partition.num_clients),
         ("examples owned", int(partition.sizes.sum())),
@@ -56,13 +61,21 @@ def ownership(
     folder.mkdir(parents=True, exist_ok=True)
     made = []
     counts = class_counts(dataset, partition)
+    if dataset.owners is not None and dataset.clients and dataset.task == "retrieval":
+        rows += _of_cities(dataset, partition)
+    if is_placed(dataset):
+        made.append(draw_map(dataset, partition, folder / "map.png"))
     if counts is not None:
+        many, one = _called(dataset)
         rows += [
-            ("classes per client", _spread((counts > 0).sum(1))),
-            ("clients per class", _spread((counts > 0).sum(0))),
+            (f"{many} per client", _spread((counts > 0).sum(1))),
+            (f"clients per {one}", _spread((counts > 0).sum(0))),
             ("mean Jaccard index", f"{data_lib.mean_jaccard(partition, dataset.train.labels):.4f}"),
         ]
         made.append(draw_counts(counts, dataset, folder / "ownership.png"))
+    if (of_pixels := pixels.pixel_counts(dataset, partition)) is not None and of_pixels.any():
+        rows.append(("clients per class", _spread((of_pixels > 0).sum(0))))
+        made.append(pixels.draw(of_pixels, dataset, folder / "pixels.png"))
     if (shown := draw_examples(dataset, partition, folder / "examples.png")) is not None:
         made.append(shown)
     text = tables.table(["", config.data.name], [[a, str(b)] for a, b in rows], left=(0, 1))
@@ -72,7 +85,7 @@ def ownership(
 def class_counts(dataset: Dataset, partition: Partition) -> np.ndarray | None:
     """Examples of each class that each client has; None where labels are no single classes."""
     labels = dataset.train.labels
-    if dataset.task != "classification" or np.ndim(labels) != 1:
+    if dataset.task not in ("classification", "retrieval") or np.ndim(labels) != 1:
         return None
     return data_lib.class_counts(partition, labels, dataset.num_classes)
 
@@ -81,7 +94,7 @@ def draw_counts(counts: np.ndarray, dataset: Dataset, path: pathlib.Path) -> pat
     """Clients across, classes down; sizes and numbers of classes beside it."""
     figure, axes = pictures.new_figure(1, 3, (12, 3.8))
     clients, classes = counts.shape
-    if clients <= BUBBLES:
+    if clients <= BUBBLES and classes <= 2 * BUBBLES:
         k, c = np.nonzero(counts)
         area = 220 * counts[k, c] / counts.max()
         axes[0].scatter(k, c, s=area, c=c, cmap="tab20" if classes > 10 else "tab10")
@@ -89,12 +102,13 @@ def draw_counts(counts: np.ndarray, dataset: Dataset, path: pathlib.Path) -> pat
     else:
         image = axes[0].imshow(counts.T, aspect="auto", interpolation="nearest", cmap="viridis")
         figure.colorbar(image, ax=axes[0], label="examples")
-    axes[0].set(xlabel="client", ylabel="class")
+    many, one = _called(dataset)
+    axes[0].set(xlabel="client", ylabel=one)
     if dataset.classes and classes <= 20:
         axes[0].set_yticks(range(classes), dataset.classes, fontsize=7)
     held = (counts > 0).sum(1)
     axes[1].hist(held, bins=np.arange(held.min(), held.max() + 2) - 0.5)
-    axes[1].set(xlabel="classes per client", ylabel="clients")
+    axes[1].set(xlabel=f"{many} per client", ylabel="clients")
     axes[1].set_title(f"mean {held.mean():.2f}", fontsize=10)
     sizes = counts.sum(1)
     step = max(1, int(np.ptp(sizes)) // 40)
@@ -102,6 +116,48 @@ def draw_counts(counts: np.ndarray, dataset: Dataset, path: pathlib.Path) -> pat
     axes[2].xaxis.get_major_locator().set_params(integer=True)
     axes[2].set(xlabel="examples per client", ylabel="clients")
     axes[2].set_title(f"mean {sizes.mean():.1f}", fontsize=10)
+    return pictures.save(figure, path)
+
+
+def is_placed(dataset: Dataset) -> bool:
+    """Whether labels are positions, of places that are to be recognised."""
+    labels = np.asarray(dataset.train.labels)
+    return (
+        dataset.task == "retrieval" and labels.ndim == 2 and labels.shape[1] == 2
+        and labels.dtype.kind == "f"
+    )
+
+
+def draw_map(dataset: Dataset, partition: Partition, path: pathlib.Path) -> pathlib.Path:
+    """A map of each city, from its own corner on: where pictures are from, coloured by client.
+
+    Colours are a city's own, and come again after eight clients; nobody's pictures are grey
+    crosses.
+    """
+    positions = np.asarray(dataset.train.labels, np.float64)
+    client = np.full(len(positions), -1)
+    client[partition.indices] = partition.client_of
+    city = _cities(dataset)
+    names, counts = np.unique(city, return_counts=True)
+    names = np.sort(names[np.argsort(-counts, kind="stable")][:CITIES])
+    columns = min(len(names), 4)
+    rows = -(-len(names) // columns)
+    figure, axes = pictures.new_figure(rows, columns, (3.4 * columns, 3.2 * rows))
+    for ax in axes[len(names):]:
+        ax.set_visible(False)
+    for ax, name in zip(axes, names, strict=False):
+        here = city == name
+        corner = positions[here].min(0)
+        there, of = positions[here] - corner, client[here]
+        free, own = of < 0, of >= 0
+        ax.scatter(*there[free].T, s=12, c="0.7", marker="x", linewidths=0.7)
+        clients, number = np.unique(of[own], return_inverse=True)
+        ax.scatter(*there[own].T, s=10, c=COLOURS[number % len(COLOURS)], linewidths=0)
+        ax.set(xlabel="m", ylabel="m")
+        ax.set_aspect("equal", adjustable="datalim")
+        lost = f"\n{free.sum()} of {len(of)} pictures nobody's" if free.any() else ""
+        title = f"{pictures.shown(str(name)) or 'all'}: {len(clients)} clients{lost}"
+        ax.set_title(title, fontsize=9)
     return pictures.save(figure, path)
 
 
@@ -130,6 +186,40 @@ def draw_examples(
         name = dataset.clients[k] if len(dataset.clients) == partition.num_clients else str(k)
         ax.set_ylabel(name[:14], rotation=0, ha="right", va="center", fontsize=8)
     return pictures.save(figure, path)
+
+
+def _cities(dataset: Dataset) -> np.ndarray:
+    """The city of every train example."""
+    if dataset.owners is None or not dataset.clients:
+        return np.full(data_lib.count_of(dataset.train), "")
+    return np.array([city_of(name) for name in dataset.clients])[dataset.owners]
+
+
+def _called(dataset: Dataset) -> tuple[str, str]:
+    """What labels are: of several, of one."""
+    return ("identities", "identity") if dataset.task == "retrieval" else ("classes", "class")
+
+
+def _of_labels(dataset: Dataset) -> list[tuple[str, Any]]:
+    """Rows on what labels are, and what of the test examples is searched."""
+    if dataset.task != "retrieval":
+        return [("classes", dataset.num_classes or "-")]
+    data_lib.check_places(dataset)
+    sizes = [len(dataset.parts[name]) for name in ("database", "queries")]
+    kind = "positions, in metres" if is_placed(dataset) else f"{dataset.num_classes} identities"
+    return [("labels", kind), ("database, queries", f"{sizes[0]}, {sizes[1]}")]
+
+
+def _of_cities(dataset: Dataset, partition: Partition) -> list[tuple[str, Any]]:
+    """Rows on whose sequences, or other natural clients, and which cities clients have."""
+    city, sequence = _cities(dataset), np.asarray(dataset.owners)
+    rows: list[tuple[str, Any]] = [("cities", len(np.unique(city)))]
+    for what, values in (("cities", city), ("sequences", sequence)):
+        own = np.unique(values, return_inverse=True)[1][partition.indices]
+        pairs = np.unique(np.stack([partition.client_of, own]), axis=1)[0]
+        counts = np.bincount(pairs, minlength=partition.num_clients)
+        rows.append((f"{what} per client", _spread(counts)))
+    return rows
 
 
 def _shape(dataset: Dataset) -> str:

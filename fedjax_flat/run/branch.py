@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import ml_collections
 
-from fedjax_flat import errors, experiment
+from fedjax_flat import disk, errors, experiment
 from fedjax_flat.experiment import config as config_lib
 from fedjax_flat.experiment import usage
 from fedjax_flat.experiment.method import build_averages
@@ -54,8 +54,8 @@ def named(start_from: str | os.PathLike) -> tuple[RunFolder, int | None]:
 
 def origin_of(folder: RunFolder) -> Origin | None:
     """Where a run came from; None if it began by itself."""
-    file = folder.origin_file
-    return Origin(**json.loads(file.read_text())) if file.exists() else None
+    found = disk.told(folder.origin_file, Origin._fields)
+    return Origin(**found) if found else None
 
 
 def begin(

@@ -24,7 +24,7 @@ LIBRARIES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "sci
 def read(path: pathlib.Path) -> dict[str, Any]:
     """What was recorded; nothing of a file that is not there or is damaged."""
     with contextlib.suppress(OSError, ValueError):
-        found = json.loads(path.read_bytes())
+        found = disk.read_json(path)
         if isinstance(found, dict) and isinstance(found.get("commands"), list):
             return found
     return {}

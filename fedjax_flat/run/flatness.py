@@ -51,7 +51,10 @@ def of_model(loss: DataLoss, params: Any, depth: int = 20, trace_probes: int = 0
 
 def chosen_clients(built: experiment.Experiment, count: int) -> list[int]:
     """The first `count` clients that have examples, -1 for all."""
-    present = [k for k, size in enumerate(built.partition.sizes) if size > 0]
+    if built.config.partition.virtual:  # none of them is empty
+        present = list(range(built.data.num_clients))
+    else:
+        present = [k for k, size in enumerate(built.partition.sizes) if size > 0]
     return present if count < 0 else present[:count]
 
 

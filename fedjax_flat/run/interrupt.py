@@ -1,6 +1,8 @@
-"""Ctrl-C and SIGTERM: while training a request to finish the round, save and leave; else, an order.
+"""Ctrl-C, SIGTERM, SIGUSR1: while training a request to finish the round, save and leave; else, an
+order.
 
-This module imports nothing heavy: the command line uses it before it imports anything else.
+Batch systems send SIGTERM to end a job and, if asked to (SLURM's --signal), SIGUSR1 some time
+before. This module imports nothing heavy: the command line uses it before it imports anything else.
 """
 
 import contextlib
@@ -9,7 +11,7 @@ import signal
 import sys
 import threading
 
-WATCHED = (signal.SIGINT, signal.SIGTERM)
+WATCHED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 STOPPED = "Stopped. The same command goes on where it was."
 
 
@@ -41,32 +43,39 @@ def leaving_at_once():
 
 
 class StopRequest:
-    """`signal` is the number of the signal that asked to stop, or None."""
+    """`signal` is the number of the first signal that asked to stop, or None."""
 
     signal: int | None = None
 
 
+_active: StopRequest | None = None
+
+
 @contextlib.contextmanager
 def stop_request():
-    """Catches the first signal; a second one acts as it always did."""
-    request = StopRequest()
-    if threading.current_thread() is not threading.main_thread():
-        yield request
-        return
-    previous = {s: signal.getsignal(s) for s in WATCHED}
+    """Catches signals; inside another request, it is that one.
 
-    def restore():
-        for s, handler in previous.items():
-            signal.signal(s, handler)
+    A second Ctrl-C acts as Ctrl-C always did. SIGTERM and SIGUSR1 only ask: batch systems send
+    several, by several ways, and end with SIGKILL what takes too long.
+    """
+    global _active
+    if _active or threading.current_thread() is not threading.main_thread():
+        yield _active or StopRequest()
+        return
+    request = _active = StopRequest()
+    previous = {s: signal.getsignal(s) for s in WATCHED}
 
     def ask(number, frame):
         del frame
-        request.signal = number
-        restore()
+        request.signal = request.signal or number
+        if number == signal.SIGINT:
+            signal.signal(number, previous[number])
 
     for s in WATCHED:
         signal.signal(s, ask)
     try:
         yield request
     finally:
-        restore()
+        _active = None
+        for s, handler in previous.items():
+            signal.signal(s, handler)

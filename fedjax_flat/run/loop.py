@@ -306,9 +306,8 @@ class Loop:
         if done == 0:
             self.measure_curvature(state, done)
         while done < self.until:
-            n = min(batch, self.next_event(done) - done)
-            plan = np.array([n, stop.signal or 0], np.int32)
-            n, signal = map(int, distributed.from_primary(plan))
+            n = min(batch, self.next_event(done) - done) if distributed.is_primary() else 0
+            n, signal = distributed.largest(n, stop.signal or 0)
             if signal:
                 break
             began = time.perf_counter()

@@ -12,8 +12,7 @@ import re
 import shutil
 from typing import Any
 
-from fedjax_flat import errors
-from fedjax_flat.disk import write_atomically
+from fedjax_flat import disk, errors
 from fedjax_flat.version import __version__
 
 MARK = ".fedjax_flat_run.json"
@@ -68,13 +67,13 @@ def write(folder: pathlib.Path, **kept: Any) -> None:
     """Marks the folder; `kept` is what `read` gives back."""
     content = {"made by": f"fedjax_flat {__version__}; --fresh may delete this run", **kept}
     content["sha256"] = _digest(content)
-    write_atomically(folder / MARK, json.dumps(content, indent=2) + "\n")
+    disk.write_atomically(folder / MARK, json.dumps(content, indent=2) + "\n")
 
 
 def read(folder: pathlib.Path) -> dict[str, Any]:
     """What was kept in the mark; nothing if there is none, or a damaged one."""
     try:
-        content = json.loads((folder / MARK).read_bytes())
+        content = disk.read_json(folder / MARK)
         sound = content.pop("sha256") == _digest(content)
     except (OSError, ValueError, KeyError, AttributeError, TypeError):
         return {}

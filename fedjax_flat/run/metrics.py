@@ -39,7 +39,7 @@ def _lines(path: pathlib.Path) -> tuple[list[dict[str, Any]], list[int]]:
     for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], 1):
         try:
             record = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             record = None
         if _is_record(record):
             records.append(record)

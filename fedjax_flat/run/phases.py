@@ -14,6 +14,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+import jax
 import ml_collections
 import numpy as np
 
@@ -21,6 +22,7 @@ from fedjax_flat import disk, errors, experiment
 from fedjax_flat.experiment import config as config_lib
 from fedjax_flat.experiment.phases import phase_configs
 from fedjax_flat.run import distributed, loop, mark, metrics
+from fedjax_flat.run.interrupt import stop_request
 from fedjax_flat.run.loop import Result
 from fedjax_flat.run.run_folder import LostConfigError, RunFolder
 
@@ -47,8 +49,16 @@ def train(
     given: dict[str, Any] = {
         "data_dir": data_dir, "progress": progress, "allow_other_kernels": allow_other_kernels
     }
-    if not config.get("phases"):
+    with contextlib.ExitStack() as stack:
+        if jax.process_count() > 1:  # one that left at once would leave the others waiting for it
+            stack.enter_context(stop_request())
+        if config.get("phases"):
+            return _train(config, run, start_from, fresh, init, given)
         return loop.train(config, run, start_from=start_from, fresh=fresh, init=init, **given)
+
+
+def _train(config, run, start_from, fresh: bool, init, given: dict[str, Any]) -> Result:
+    """Phase after phase."""
     if start_from is not None:
         raise errors.UsageError(
             f"--from {start_from} does not go with phases: each begins with a model, not amid "
@@ -56,7 +66,7 @@ def train(
         )
     configs, folder = phase_configs(config), RunFolder(run)
     if fresh:
-        experiment.build(next(iter(configs.values())), data_dir)  # or nothing is deleted
+        experiment.build(next(iter(configs.values())), given["data_dir"])  # or nothing is deleted
     with _in_use(folder, fresh):
         first = 0
         if distributed.is_primary():
@@ -70,7 +80,7 @@ def train(
                 init = None if _has_begun(here) else before.path
             logger.info("phase %d of %d: %s", i + 1, len(configs), name)
             result = loop.train(each, here.path, init=init, **given)
-            asked = int(distributed.from_primary(np.int32(result.asked_to_stop or 0)))
+            (asked,) = distributed.largest(result.asked_to_stop or 0)
             more = i + 1 < len(configs)
             stopped = result.stopped_by or (asked or None if more else None)
             if stopped:

@@ -56,7 +56,7 @@ class RunFolder:
 
     def __init__(self, path: str | os.PathLike):
         _check_name(os.fspath(path))
-        self.path = pathlib.Path(path)
+        self.path = disk.folder("run folder", path)
         self.config_file = self.path / "config.json"
         self.origin_file = self.path / "origin.json"
         self.environment_file = self.path / "environment.json"
@@ -128,7 +128,7 @@ class RunFolder:
         try:
             values = json.loads(text)
             files = [os.fspath(file) for file in values.get("imports", ())]
-        except (ValueError, AttributeError, TypeError) as e:
+        except (ValueError, AttributeError, TypeError, RecursionError) as e:
             raise _DamagedError(e) from e
         values["imports"] = [self._import(i, file) for i, file in enumerate(files)]
         try:
@@ -208,7 +208,7 @@ class RunFolder:
                 if grouping:
                     self._save_groups(grouping)
                 if init:
-                    write_atomically(self.init_file, json.dumps({"run": self._place(init)}) + "\n")
+                    self._save_init(init)
             else:
                 self._check_same(config, partition)
                 self.check_partition(partition)
@@ -360,9 +360,8 @@ class RunFolder:
 
     def features(self) -> Features | None:
         """What the features were of that this run was trained on, if it was trained on features."""
-        if not self.features_file.exists():
-            return None
-        return Features(**json.loads(self.features_file.read_text()))
+        found = disk.told(self.features_file, Features._fields)
+        return Features(**found) if found else None
 
     def check_features(self, now: Features | None) -> None:
         """Refuses features of another network, or of other data, than the run was trained on."""
@@ -380,10 +379,11 @@ class RunFolder:
 
     def init(self) -> pathlib.Path | None:
         """The run, or file of weights, with whose model this one began, if it did."""
-        if not self.init_file.exists():
-            return None
-        place = json.loads(self.init_file.read_text())["run"]
-        return pathlib.Path(os.path.abspath(self.path / place))
+        found = disk.told(self.init_file, ["run"])
+        return pathlib.Path(os.path.abspath(self.path / str(found["run"]))) if found else None
+
+    def _save_init(self, init: str | os.PathLike) -> None:
+        write_atomically(self.init_file, json.dumps({"run": self._place(init)}) + "\n")
 
     def _place(self, run: str | os.PathLike) -> str:
         """Where a run is, as init.json says it: of the phase before, so that both can be moved."""
@@ -394,7 +394,9 @@ class RunFolder:
     def check_init(self, init: str | os.PathLike | None) -> None:
         """Refuses another run to begin with than that with which this one began."""
         began = self.init()
-        if init and pathlib.Path(os.path.abspath(init)) != began:
+        if init and not began and self.init_file.exists():
+            self._save_init(init)  # damaged, and given again
+        elif init and pathlib.Path(os.path.abspath(init)) != began:
             raise errors.UsageError(
                 f"{self.path} began with {f'the model of {began}' if began else 'its own model'}, "
                 f"not with that of {init}: --init counts before the first round only. Leave it "

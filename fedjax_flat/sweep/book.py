@@ -42,7 +42,7 @@ class Book:
     def write_plan(self, cells: Sequence[Cell], choose_by: str) -> None:
         """Keeps the cells; refuses a cell that was there and is another now."""
         path = self.folder / "sweep.json"
-        known = json.loads(path.read_text())["cells"] if path.exists() else {}
+        known = self.plan()["cells"] if path.exists() else {}
         asked = {
             c.name: {"row": c.row, "tuned": dict(c.tuned), "seed": c.seed,
                      "config": json.loads(config_lib.to_json(c.config))}
@@ -70,7 +70,17 @@ class Book:
                 f"{self.folder} holds no sweep: fedjax-flat sweep FILE --run {self.folder} makes "
                 "one."
             )
-        return json.loads(path.read_text())
+        try:
+            found = disk.read_json(path)
+            if isinstance(found["cells"], dict) and "choose_by" in found:
+                return found
+            why: object = "it has no cells"
+        except (OSError, ValueError, LookupError, TypeError) as e:
+            why = e
+        raise errors.UsageError(
+            f"{path} cannot be read as the plan of a sweep ({why}). Delete that file and give the "
+            "sweep again: what has ended is not run again."
+        )
 
     def run_folder(self, name: str) -> pathlib.Path:
         """Of a cell."""

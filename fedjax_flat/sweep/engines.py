@@ -5,6 +5,7 @@ counts is the entry that the worker left in the book.
 """
 
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from typing import Any, Protocol
 
 from fedjax_flat import errors
 from fedjax_flat.sweep.book import Book
+from fedjax_flat.sweep.call import call
 
 
 class Job(Protocol):
@@ -36,12 +38,10 @@ class Engine(Protocol):
         """Lets go of what it holds."""
 
 
-def command(book: Book, name: str, data_dir: str | None, parent: int = 0) -> list[str]:
-    """What trains a cell."""
+def command(book: Book, name: str, data_dir: str | None) -> list[str]:
+    """What trains a cell; `--parent PID` is to follow."""
     argv = [sys.executable, "-m", "fedjax_flat.sweep.worker", str(book.folder.resolve()), name]
-    if data_dir:
-        argv += ["--data", os.path.abspath(data_dir)]
-    return [*argv, "--parent", str(parent)] if parent else argv
+    return [*argv, "--data", os.path.abspath(data_dir)] if data_dir else argv
 
 
 class _Process:
@@ -74,7 +74,7 @@ class Local:
         self._book, self._data_dir = book, data_dir
 
     def submit(self, name: str) -> Job:
-        argv = command(self._book, name, self._data_dir, os.getpid())
+        argv = [*command(self._book, name, self._data_dir), "--parent", str(os.getpid())]
         return _Process(argv, self._book.path(name, "log"))
 
     def close(self) -> None:
@@ -107,7 +107,7 @@ class Ray:
                 "start --head`, or leave the address out."
             ) from e
         self.workers = workers or max(1, int(ray.cluster_resources().get("CPU", 1)))
-        self._run = ray.remote(num_cpus=1, max_retries=0)(_call)
+        self._run = ray.remote(num_cpus=1, max_retries=0)(call)
 
     def submit(self, name: str) -> Job:
         argv = command(self._book, name, self._data_dir)
@@ -129,14 +129,19 @@ class _RayJob:
         self._ray.cancel(self._reference, force=True)
 
 
-def _check_reachable(address: str, seconds: float) -> None:
-    import socket
+# What a client of HTTP/2, and so of gRPC, begins with: its preface and no settings.
+_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
 
+
+def _check_reachable(address: str, seconds: float) -> None:
+    """Ray itself would try for minutes, also where something listens and never answers."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if address == "auto":
         return
     try:
-        socket.create_connection((host, int(port)), timeout=seconds).close()
+        with socket.create_connection((host, int(port)), timeout=seconds) as there:
+            there.sendall(_HELLO)
+            there.recv(1)
     except (OSError, ValueError) as e:
         raise errors.UsageError(
             f"--engine ray={address}: cannot be reached within {seconds:g} s ({e}). Expected "
@@ -167,17 +172,10 @@ class Slurm:
 
     def submit(self, name: str) -> Job:
         argv = command(self._book, name, self._data_dir)
-        return self._executor.submit(_call, argv, str(self._book.path(name, "log").resolve()))
+        return self._executor.submit(call, argv, str(self._book.path(name, "log").resolve()))
 
     def close(self) -> None:
         pass
-
-
-def _call(argv: list[str], log: str) -> int:
-    with open(log, "ab") as file:
-        return subprocess.run(
-            argv, stdin=subprocess.DEVNULL, stdout=file, stderr=file, check=False
-        ).returncode
 
 
 ENGINES: dict[str, Callable[[Book, str | None, int, str], Any]] = {

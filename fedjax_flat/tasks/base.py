@@ -13,8 +13,18 @@ import jax.numpy as jnp
 from fedjax_flat import errors
 from fedjax_flat.data import Batch, Preprocess
 from fedjax_flat.models import Model, Outputs, Units, Variables
+from fedjax_flat.tasks.pairs import Relation
 
 Sums = dict[str, Any]
+
+
+class Mining(NamedTuple):
+    """How clients choose the images of a batch: `every` so many steps their embeddings are new."""
+
+    every: int
+    relation: Relation
+    negatives: int  # of an anchor
+    positive: str  # closest | hardest
 
 
 class Task(NamedTuple):
@@ -25,6 +35,10 @@ class Task(NamedTuple):
     `score` names the entry of the report by which runs are compared: larger is better. `inputs` are
     the shapes and types of what the network reads, batch first, for those who ask before training;
     `units` is that of the network (models/units.py).
+
+    Of a task on pairs, `mining` says that clients choose their batches (client/mining.py), and
+    `search(outputs, labels)` has the sums of an evaluated split at once, in place of those of its
+    batches; it is not compiled as a whole.
     """
 
     init: Callable[[jax.Array], Variables]
@@ -36,6 +50,8 @@ class Task(NamedTuple):
     score: str
     inputs: Any = None
     units: Callable[[], Units | None] = lambda: None
+    mining: Mining | None = None
+    search: Callable[[jax.Array, Any], Sums] | None = None
 
     def measure(self, outputs: Outputs, batch: Batch) -> Sums:
         """Sums over a batch: loss, units, examples, and the task's own."""

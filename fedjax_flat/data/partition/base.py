@@ -179,6 +179,7 @@ def labels_of(dataset: Dataset, law: str) -> np.ndarray:
     if np.ndim(labels) != 1 or np.asarray(labels).dtype.kind not in "iub":
         raise errors.UsageError(
             f"partition {law} needs one class per example; {dataset.name} has labels of shape "
-            f"{np.shape(labels)} and type {np.asarray(labels).dtype}. Use iid, or your own."
+            f"{np.shape(labels)} and type {np.asarray(labels).dtype}. Use iid, or for places "
+            "natural or proximity, or your own."
         )
     return np.asarray(labels)

@@ -46,6 +46,26 @@ def natural(
     return partition
 
 
+def names_of(dataset: Dataset, partition: Partition) -> list[str]:
+    """Of each client: the data set's, if all it has is one natural client's.
+
+    One that has several of a city, zurich/a and zurich/b, is zurich/client 3.
+    """
+    found = []
+    for k in range(partition.num_clients):
+        index = partition.indices[partition.offsets[k] : partition.offsets[k + 1]]
+        owners = [] if dataset.owners is None else np.unique(dataset.owners[index])
+        names = [dataset.clients[o] for o in owners if 0 <= o < len(dataset.clients)]
+        cities = {name.partition("/")[0] for name in names if "/" in name}
+        if len(names) == len(owners) == 1:
+            found.append(names[0])
+        elif names and len(cities) == 1 and all("/" in name for name in names):
+            found.append(f"{cities.pop()}/client {k}")
+        else:
+            found.append(f"client {k}")
+    return found
+
+
 def _natural(dataset: Dataset, data_dir, **options) -> Partition:
     """Clients as the data has them: writers, authors, drives, hospitals."""
     del data_dir

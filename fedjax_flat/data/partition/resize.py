@@ -51,9 +51,14 @@ def _split(partition, num_clients, rng) -> Partition:
         k = heap[0][1]
         parts[k] += 1
         heapq.heapreplace(heap, (-sizes[k] / parts[k], k))
-    order = np.lexsort((rng.random(partition.indices.size), partition.client_of))
     first = np.repeat(np.cumsum(parts) - parts, parts)
     of_client = np.repeat(np.arange(partition.num_clients), parts)
     turn = np.arange(num_clients) - first
     new = sizes[of_client] // parts[of_client] + (turn < sizes[of_client] % parts[of_client])
-    return Partition(partition.indices[order], offsets_of(new))
+    return Partition(shuffled(partition, rng).indices, offsets_of(new))
+
+
+def shuffled(partition: Partition, rng: np.random.Generator) -> Partition:
+    """The same clients, whose examples are in another order."""
+    order = np.lexsort((rng.random(partition.indices.size), partition.client_of))
+    return Partition(partition.indices[order], partition.offsets)

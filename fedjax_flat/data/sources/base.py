@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from fedjax_flat import errors
+from fedjax_flat import disk, errors
 from fedjax_flat.registry import Registry
 from fedjax_flat.settings import Settings, check_options
 
@@ -55,6 +55,7 @@ class Dataset:
     coarse: tuple[int, ...] = ()  # superclass of each class
     parts: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)  # of test: positions
     colours: tuple[tuple[int, int, int], ...] = ()  # of each class, in pictures of labels
+    queries: np.ndarray | None = None  # of retrieval: train examples that were taken as queries
 
     @property
     def input_shape(self) -> Any:
@@ -252,7 +253,7 @@ SOURCES = _Sources("dataset")
 def data_folder(data_dir: str | os.PathLike | None) -> pathlib.Path | None:
     """Where data are: `data_dir`, or what the environment variable FEDJAX_FLAT_DATA says."""
     folder = data_dir or os.environ.get(DATA_VARIABLE)
-    return pathlib.Path(folder) if folder else None
+    return disk.folder("data folder", folder) if folder else None
 
 
 def load(name: str, data_dir: str | os.PathLike | None = None, **settings: Any) -> Dataset:

@@ -11,15 +11,12 @@ cityscapes/LISTS/train/*.json, idda/LISTS/SETTING/{train,test}/*.json, each with
 {x: [pictures], y: [labels]}}; the setting, country, rainy or bus, is also which IDDA domains are
 unseen. FedDrive draws the fifth of a domain that is tested on at random; its lists have it.
 
-Cityscapes' 34 label numbers become its 19 training classes, and so do GTA5's, which has the same.
+Cityscapes' 34 label numbers become its 19 training classes, and so do GTA5's, which has the same; or
+the 13 of them that CrossCity has (`classes` of GTA5).
 IDDA's 24 become the 16 of them that it has, as FedDrive maps them. Pictures are resized to `size`.
 """  # noqa: E501 (a table)
 
-import json
-import pathlib
-
-from fedjax_flat import errors
-from fedjax_flat.data.sources import files, streets
+from fedjax_flat.data.sources import files, street_lists, streets
 from fedjax_flat.data.sources.base import SOURCES, Dataset, Source
 from fedjax_flat.data.sources.streets import IGNORED, Scene
 from fedjax_flat.settings import Setting
@@ -35,9 +32,16 @@ _COLOURS = {
 _NUMBERS = (7, 8, 11, 12, 13, 17, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 31, 32, 33)
 _IDDA = {1: 2, 2: 4, 4: 11, 5: 5, 6: 0, 7: 0, 8: 1, 9: 8, 10: 13, 11: 3, 12: 7, 13: 6, 16: 15,
          17: 14, 18: 12, 19: 9, 20: 10}
+_IDS = dict.fromkeys((*range(35), 255), IGNORED)
 CLASSES_19 = streets.Classes(
     tuple(_COLOURS), tuple(_COLOURS.values()),
-    {**dict.fromkeys((*range(35), 255), IGNORED), **{n: c for c, n in enumerate(_NUMBERS)}},
+    {**_IDS, **{n: c for c, n in enumerate(_NUMBERS)}},
+)
+_NOT_IN_13 = ("wall", "fence", "pole", "terrain", "truck", "train")
+_OF_13 = [name for name in _COLOURS if name not in _NOT_IN_13]
+CLASSES_13 = streets.Classes(
+    tuple(_OF_13), tuple(_COLOURS[name] for name in _OF_13),
+    {**_IDS, **{_NUMBERS[list(_COLOURS).index(name)]: c for c, name in enumerate(_OF_13)}},
 )
 _OF_16 = [name for name in _COLOURS if name not in ("truck", "bus", "train")]
 CLASSES_16 = streets.Classes(
@@ -62,8 +66,8 @@ def cityscapes(
             for path in sorted((images / split).glob("*/*_leftImg8bit.png"))
         ]
 
-    train = in_folder("train") if lists == "none" else _listed(
-        "cityscapes", root / lists / "train", images, labels, lambda x: x.split("/")[-2]
+    train = in_folder("train") if lists == "none" else street_lists.listed(
+        "cityscapes", root / lists / "train", images, labels, lambda _, x: x.split("/")[-2]
     )
     return streets.dataset("cityscapes", train, in_folder("val"), CLASSES_19, root=root, size=size)
 
@@ -75,9 +79,9 @@ def idda(
     root = files.need("idda", data_dir, ["idda/IDDAsmall"]).parent
     folder, mark = root / "IDDAsmall", UNSEEN[setting]
     if lists != "none":
-        town = lambda x: x.split("/")[0]
+        town = lambda _, x: x.split("/")[0]
         train, test = (
-            _listed("idda", root / lists / setting / split, folder, folder, town)
+            street_lists.listed("idda", root / lists / setting / split, folder, folder, town)
             for split in ("train", "test")
         )
         return streets.dataset("idda", train, test, CLASSES_16, root=root, size=size)
@@ -91,50 +95,14 @@ def idda(
     return streets.dataset("idda", train, test, CLASSES_16, root=root, size=size)
 
 
-def gta5(data_dir, size: tuple[int, ...] = (526, 957)) -> Dataset:
+def gta5(data_dir, classes: int = 19, size: tuple[int, ...] = (526, 957)) -> Dataset:
     """Streets of a game; all of one client, or of the server."""
     root = files.need("gta5", data_dir, ["gta5/images"]).parent
     scenes = [Scene(path, root / "labels" / path.name, "gta5")
               for path in sorted((root / "images").glob("*.png"))]
     cut = len(scenes) - max(1, len(scenes) // 20)
-    return streets.dataset("gta5", scenes[:cut], scenes[cut:], CLASSES_19, root=root, size=size)
-
-
-def _listed(
-    name: str, folder: pathlib.Path, images: pathlib.Path, labels: pathlib.Path, domain
-) -> list[Scene]:
-    """The pictures of FedDrive's files in a folder; an error names the file and the client."""
-    tables = sorted(folder.glob("*.json"))
-    if not tables:
-        raise errors.UsageError(f"{name}: {folder} has no *.json: put FedDrive's lists there.")
-    scenes = []
-    for table in tables:
-        try:
-            users = json.loads(table.read_text())["user_data"]
-            for user, own in users.items():
-                for x, y in zip(own["x"], own["y"], strict=True):
-                    scenes.append(Scene(images / x, labels / y, domain(x), user))
-                    if not scenes[-1].image.is_file():
-                        raise errors.UsageError(
-                            f"{table}, client {user}: no picture {images / x}. Put it there, or "
-                            "take it out of the list."
-                        )
-        except (AttributeError, IndexError, KeyError, TypeError) as e:
-            raise _malformed(table, e) from e
-        except ValueError as e:
-            raise e if isinstance(e, errors.UsageError) else _malformed(table, e) from e
-    return scenes
-
-
-def _malformed(table: pathlib.Path, error: Exception) -> errors.UsageError:
-    return errors.UsageError(
-        f"{table}: not as FedDrive writes it ({type(error).__name__}: {error}); expected "
-        "user_data: {client: {x: [pictures], y: [labels]}}, as many of both."
-    )
-
-
-def _size(height: int, width: int) -> Setting:
-    return Setting((height, width), "height and width of the stored pictures")
+    names = CLASSES_19 if classes == 19 else CLASSES_13
+    return streets.dataset("gta5", scenes[:cut], scenes[cut:], names, root=root, size=size)
 
 
 _LISTS = Setting("none", "FedDrive's clients instead of natural ones", choices=LISTS)
@@ -146,7 +114,7 @@ SOURCES.add("cityscapes", Source(
     files="cityscapes/leftImg8bit with SPLIT/CITY/*.png, cityscapes/gtFine with "
           "SPLIT/CITY/*_labelIds.png; FedDrive's cityscapes/LISTS/train/*.json",
     here=files.is_here("cityscapes/leftImg8bit"),
-    settings={"lists": _LISTS, "size": _size(512, 1024)},
+    settings={"lists": _LISTS, "size": streets.size_setting(512, 1024)},
 ))
 SOURCES.add("idda", Source(
     idda,
@@ -158,15 +126,18 @@ SOURCES.add("idda", Source(
     here=files.is_here("idda/IDDAsmall"),
     settings={
         "setting": Setting("country", "which domains are only tested on", choices=tuple(UNSEEN)),
-        "lists": _LISTS, "size": _size(512, 928),
+        "lists": _LISTS, "size": streets.size_setting(512, 928),
     },
 ))
 SOURCES.add("gta5", Source(
     gta5,
     about="streets of a game, a class for every pixel",
-    size="24,966 images of 1052x1914x3, 19 classes",
+    size="24,966 images of 1052x1914x3, 19 or 13 classes",
     licence="research only (Richter et al. 2016)",
     files="gta5/images/*.png, gta5/labels/*.png",
     here=files.is_here("gta5/images"),
-    settings={"size": _size(526, 957)},
+    settings={
+        "classes": Setting(19, "as Cityscapes and Mapillary have, or CrossCity", choices=(19, 13)),
+        "size": streets.size_setting(526, 957),
+    },
 ))

@@ -6,7 +6,7 @@ import io
 import logging
 import pathlib
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
@@ -30,6 +30,19 @@ class Row(NamedTuple):
     file: pathlib.Path
     label: str
     client: str = ""
+
+
+class _Listed(Protocol):
+    """What has the first two of a row's fields."""
+
+    @property
+    def where(self) -> str: ...
+
+    @property
+    def file(self) -> pathlib.Path: ...
+
+
+L = TypeVar("L", bound=_Listed)
 
 
 def read_csv(path: pathlib.Path, columns: Sequence[str]) -> list[tuple[str, dict[str, str]]]:
@@ -81,7 +94,7 @@ def dataset(
     Labels are 0 to num_classes - 1; without that number, whatever stands there. `normal` is the
     channels' mean and deviation, if not their own.
     """
-    train, test = (_present(name, rows, skip_unreadable) for rows in (train, test))
+    train, test = (present(name, rows, skip_unreadable) for rows in (train, test))
     if not train:
         raise errors.UsageError(f"{name}: no train images in {root}.")
     check_clients(train)
@@ -126,7 +139,7 @@ def check_clients(train: Sequence[Row]) -> None:
                "one for every train image")
 
 
-def _present(name: str, rows: Sequence[Row], skip: bool) -> list[Row]:
+def present(name: str, rows: Sequence[L], skip: bool) -> list[L]:
     """The rows whose file is there."""
     there = [row.file.is_file() for row in rows]
     if all(there):

@@ -5,6 +5,11 @@ drawer), 160 in all. A class occurs once per writer: whole writers are held out,
 and 19 (from 0) of each alphabet, so that every class has 16 train and 4 test drawings. Of the 128
 writers that are left none has a test drawing, and all test drawings are nobody's.
 
+`omniglot_retrieval` is for finding drawings of the same character. Some alphabets are only tested
+on: drawings by drawers 0 to 9 are the database, those by 10 to 19 the queries. Of the others every
+drawing is trained on. Labels are the characters; an alphabet is a city, and a client of it a few
+drawers, because one drew every character once and would have nothing to compare it with.
+
 Drawings are 105x105 with ink 255 on 0. At `side` 28 a pixel is the mean of the 3.75 x 3.75 pixels
 it covers, those at its edge by the share it covers.
 """
@@ -16,21 +21,20 @@ import zlib
 import numpy as np
 
 from fedjax_flat import errors
-from fedjax_flat.data.sources import files
+from fedjax_flat.data.sources import files, places
 from fedjax_flat.data.sources.base import SOURCES, Dataset, Examples, Source, numbered
 from fedjax_flat.settings import Setting
 
 _FILE = "omniglot/omniglot-small.npz"
 _KEYS = ("ink", "alphabet", "character", "drawer", "alphabet_names", "character_names")
 _SIDE = 105
+_DATABASE = 10  # drawers whose drawings are searched, of retrieval
 
 
 def omniglot(data_dir, side: int = 28) -> Dataset:
     """Drawings of `side` x `side` bytes, normalised by the train drawings' mean and deviation."""
     found = _read(files.need("omniglot", data_dir, [_FILE]))
-    ink = np.unpackbits(found["ink"], axis=-1, count=_SIDE)
-    images = (255 * ink if side == _SIDE else shrink(ink, side))[..., None]
-    labels = found["character"].astype(np.int32)
+    images, labels = _drawings(found, side), found["character"].astype(np.int32)
     writers = np.array([f"{found['alphabet_names'][a]} {d:02d}"
                         for a, d in zip(found["alphabet"], found["drawer"], strict=True)])
     test = found["drawer"] % 5 == 4
@@ -43,6 +47,42 @@ def omniglot(data_dir, side: int = 28) -> Dataset:
         owners=owners, test_owners=np.full(test.sum(), -1, np.int32), clients=names,
         classes=tuple(map(str, found["character_names"])),
     )
+
+
+def omniglot_retrieval(
+    data_dir, side: int = 28, unseen: tuple[str, ...] = ("Greek", "Korean"), drawers: int = 5
+) -> Dataset:
+    """Drawings of characters; clients are `drawers` people of one alphabet each."""
+    found = _read(files.need("omniglot_retrieval", data_dir, [_FILE]))
+    known = [str(name) for name in found["alphabet_names"]]
+    for name in unseen:
+        errors.lookup("unseen alphabet of omniglot_retrieval", name, dict.fromkeys(known))
+    if not unseen or set(unseen) == set(known):
+        raise errors.UsageError(
+            f"unseen = {unseen!r}: expected some of the alphabets {', '.join(known)}, and some "
+            "others to train on."
+        )
+    images, labels = _drawings(found, side), found["character"].astype(np.int32)
+    alphabet, drawer = np.array(known)[found["alphabet"]], found["drawer"]
+    test = np.isin(alphabet, unseen)
+    names, owners = numbered([
+        f"{a}/{d - d % drawers:02d}" for a, d in zip(alphabet[~test], drawer[~test], strict=True)
+    ])
+    pixels = images[~test] / 255
+    dataset = Dataset(
+        "omniglot_retrieval", Examples(images[~test], labels[~test]),
+        Examples(images[test], labels[test]), len(found["character_names"]), 255.0,
+        (float(pixels.mean()),), (float(pixels.std()),), "retrieval", owners, None, names,
+        tuple(map(str, found["character_names"])),
+        parts=places.parts_of(drawer[test] >= _DATABASE),
+    )
+    places.check_places(dataset)
+    return dataset
+
+
+def _drawings(found: dict[str, np.ndarray], side: int) -> np.ndarray:
+    ink = np.unpackbits(found["ink"], axis=-1, count=_SIDE)
+    return (255 * ink if side == _SIDE else shrink(ink, side))[..., None]
 
 
 def shrink(ink: np.ndarray, side: int) -> np.ndarray:
@@ -86,4 +126,17 @@ SOURCES.add("omniglot", Source(
     files=f"{_FILE} with {', '.join(_KEYS)}, ink as packed bits",
     here=files.is_here(_FILE),
     settings={"side": Setting(28, "pixels", choices=(28, _SIDE))},
+))
+SOURCES.add("omniglot_retrieval", Source(
+    omniglot_retrieval,
+    about="drawn characters to be found again, in alphabets that nobody trained on",
+    size="3,560 + 1,280 images (by default) of 28x28x1 (or 105x105x1), 242 characters",
+    licence="MIT",
+    files=f"{_FILE}, as for omniglot",
+    here=files.is_here(_FILE),
+    settings={
+        "side": Setting(28, "pixels", choices=(28, _SIDE)),
+        "unseen": Setting(("Greek", "Korean"), "alphabets that are only tested on"),
+        "drawers": Setting(5, "people of each client", at_least=1, at_most=20),
+    },
 ))

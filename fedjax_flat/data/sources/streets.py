@@ -20,16 +20,20 @@ import numpy as np
 from fedjax_flat import errors
 from fedjax_flat.data.sources import decode, files
 from fedjax_flat.data.sources.base import Dataset, Examples, numbered
+from fedjax_flat.settings import Setting
 
 IGNORED = 255
 File = Any  # pathlib.Path, or zipfile.Path: a file in a zip
 
 
 class Scene(NamedTuple):
-    """A picture, the labels of its pixels, where it is from, and whose it is ('': the domain's)."""
+    """A picture, the labels of its pixels, where it is from, and whose it is ('': the domain's).
+
+    Without labels (None) every pixel is `IGNORED`.
+    """
 
     image: File
-    labels: File
+    labels: File | None
     domain: str
     client: str = ""
 
@@ -96,7 +100,8 @@ def opened(path: pathlib.Path) -> File:
 
 def _examples(name, scenes, classes, size, root) -> Examples:
     """Pictures and labels of the scenes."""
-    missing = [f for scene in scenes for f in (scene.image, scene.labels) if not f.is_file()]
+    named = [f for scene in scenes for f in (scene.image, scene.labels) if f is not None]
+    missing = [f for f in named if not f.is_file()]
     if missing:
         raise errors.UsageError(
             f"{name}: no {missing[0]} ({len(missing)} such files). Put them there, or take them "
@@ -109,8 +114,8 @@ def _examples(name, scenes, classes, size, root) -> Examples:
         name, scenes, [s.image for s in scenes], lambda s: _picture(s.image, size), (*size, 3), root
     )
     labels = _decoded(
-        name, scenes, [s.labels for s in scenes], lambda s: _labels(s, table, size), size, root,
-        sorted(classes.of_value.items()),
+        name, scenes, [s.labels or s.image for s in scenes], lambda s: _labels(s, table, size),
+        size, root, [s.labels is None for s in scenes], sorted(classes.of_value.items()),
     )
     return Examples(images, labels)
 
@@ -142,6 +147,8 @@ def _labels(scene: Scene, table: np.ndarray, size) -> np.ndarray:
     """Classes of the pixels; a ValueError says what is wrong with the file."""
     from PIL import Image
 
+    if scene.labels is None:
+        return np.full(size, IGNORED, np.uint8)
     with Image.open(io.BytesIO(scene.labels.read_bytes())) as opened:
         values = np.asarray(opened)
     if values.ndim != 2 or values.dtype != np.uint8:
@@ -175,3 +182,8 @@ def _size_of(file: File) -> tuple[int, int]:
 def _resized(picture, size, how):
     return picture if picture.size == size[::-1] else picture.resize(size[::-1], how)
 
+
+
+def size_setting(height: int, width: int) -> Setting:
+    """Of a source whose pictures are resized."""
+    return Setting((height, width), "height and width of the stored pictures")
