@@ -19,6 +19,7 @@ thesis (2024), section 6.2. Options after the colon, with their defaults:
     inference=auto         statistics in tests: model, split (AdaBN, `standard` in the thesis),
                            batch; auto: split where they stay with the clients. `by domain` is
                            model personal on split local_test, where clients see one drive
+    style=none             fda, cfsi or lab: images in the style of other clients' (docs)
     width=1                of BiSeNetV2
     server=sgd             or momentum (FedAvgM), adam, adagrad
     rounds=1600
@@ -59,9 +60,11 @@ STAYS = ("fedbn", "silobn")
 def get_config(text=""):
     o = arguments(
         text, data="camvid", clients="drive", number=0, method="fedavg", norm="averaged",
-        inference="auto", width=1.0, server="sgd", rounds=1600, unseen="country", lists="none",
+        inference="auto", style="none", width=1.0, server="sgd", rounds=1600, unseen="country",
+        lists="none",
     )
     for name, choices in (("data", DATA), ("clients", ("drive", "uniform", "class")),
+                          ("style", ("none", "fda", "cfsi", "lab")),
                           ("server", SERVERS), ("norm", ("averaged", "own", "layers")),
                           ("inference", ("auto", "model", "split", "batch"))):
         if o[name] not in choices:
@@ -78,6 +81,7 @@ def get_config(text=""):
     c.data.name = o.data
     c.data.crop, c.data.scale, c.data.flip = crop, scale, True
     c.data.jitter = () if o.data == "idda" else (0.5, 0.5, 0.5)
+    c.data.style.name = o.style
     if o.data != "camvid":
         c.data.lists = o.lists
         c.data.size = (1024, 1856) if o.data == "idda" else (1024, 2048)

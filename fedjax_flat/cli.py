@@ -372,7 +372,8 @@ def _add_analyses(commands) -> None:
     masks.add_argument("--split", default="", help="whose images are drawn (default: the last that "
                        "the run evaluates)")
     masks.add_argument("--examples", type=int, default=6, help="how many (default 6)")
-    masks.add_argument("--model", default="global", help="global (default), swa or wima")
+    masks.add_argument("--model", default="global",
+                       help="global (default), swa, wima, or clusters of ladd")
     masks.add_argument("--data", help="data folder (default: $FEDJAX_FLAT_DATA)")
     masks.set_defaults(call=run.masks)
 

@@ -5,6 +5,7 @@ import itertools
 
 import numpy as np
 import reference
+import reference_adapt as adapt
 import reference_methods as ref
 import reference_open as open_ref
 import reference_released as released
@@ -122,6 +123,15 @@ CASES = {
     ),
     "moon": ("moon", {"moon__mu": 2.0}, lambda c: teachers.moon(c, 2.0, 0.5)),
     "fedmax": ("fedmax", {"fedmax__beta": 3.0}, lambda c: teachers.fedmax(c, 3.0)),
+    "self_training": (
+        "self_training", {"self_training__rule": "threshold", "self_training__threshold": 0.5},
+        lambda c: adapt.self_training(c, 0.5),
+    ),
+    "ladd": (
+        "ladd", {"ladd__rule": "threshold", "ladd__threshold": 0.5, "ladd__kd": 2.0,
+                 "ladd__start": 3},
+        lambda c: adapt.ladd(c, 0.5, kd=2.0, start=3),
+    ),
     "fedlc": ("fedlc", {"fedlc__tau": 0.7}, lambda c: teachers.fedlc(c, 0.7)),
     "fedrs": ("fedrs", {}, lambda c: teachers.fedrs(c, 0.5)),
     "wsm": ("wsm", {}, teachers.wsm),

@@ -510,6 +510,31 @@ def test_cells_of_feddrive(options, expected):
     assert {name: flat[name] for name in expected} == expected
 
 
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ("", {"source": {"data.trains": "server", "data.style.name": "fda", "client.steps": 100},
+              "ladd": {"data.trains": "clients", "algorithm.ladd.own": "cls", "cohort.size": 5,
+                       "algorithm.ladd.start": 200}}),
+        ("method=self_training,loss=released", {
+            "source": {"data.style.name": "fda"},
+            "self_training": {"algorithm.self_training.rule": "released",
+                              "algorithm.self_training.entropy": 0.0}}),
+        ("method=ftda", {"source": {"data.style.name": "none"},
+                         "ftda": {"algorithm.name": "fedavg"}}),
+        ("method=oracle", {"": {"algorithm.name": "fedavg", "data.trains": "clients"}}),
+        ("method=ladd,pretrain=0,own=all", {"": {"algorithm.ladd.own": "all"}}),
+    ],
+)
+def test_cells_of_ladd(options, expected):
+    config = runpy.run_path(str(FOLDER / "ladd.py"))["get_config"](options)
+    found = ff.phase_configs(config) if config.phases else {"": config}
+    assert set(found) == set(expected)
+    for phase, values in expected.items():
+        flat = config_lib.flatten(found[phase])
+        assert {name: flat[name] for name in values} == values
+
+
 def test_options_of_feddrive_that_cannot_work():
     feddrive = runpy.run_path(str(FOLDER / "feddrive.py"))["get_config"]
     for options in ("clients=citys", "lists=uniform", "idda,lists=uniform,number=5"):

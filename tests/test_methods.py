@@ -98,6 +98,7 @@ TRAFFIC = {
     "mime": (4, 2, 0), "mimelite": (2, 2, 0), "fedcm": (2, 1, 0), "mofedsam": (2, 1, 0),
     "fedspeed": (1, 1, 1), "fedsmoo": (2, 2, 2), "fedgloss": (1, 1, 1), "naivefedgloss": (2, 2, 1),
     "feddc": (2, 2, 2), "fedgkd": (2, 1, 0), "fedgkd_vote": (3, 1, 0), "moon": (1, 1, 1),
+    "ladd": (3, 1, 0),  # of a client that has not got the first model; else (2, 1, 0)
     # 3 x 3 logits and which of 3 classes there are, of a model of 103
     "feddistill_plus": (1 + (9 + 3 / 4) / 103, 1 + (9 + 3 / 4) / 103, 0),
 }

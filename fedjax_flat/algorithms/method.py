@@ -31,6 +31,7 @@ class Parts(NamedTuple):
     weighting: str
     settings: Mapping[str, Any]  # the method's own
     config: Any  # the whole experiment's
+    clusters: int = 1  # of clients of like styles, for a method that has `styles`
 
 
 class Method(NamedTuple):
@@ -51,6 +52,7 @@ class Method(NamedTuple):
     # Of a cohort: clients; groups in sequence (config.groups); one `chain` of all; or clients by
     # `clusters`, which are config.groups.
     members: str = "clients"
+    styles: bool = False  # clients are in clusters by style (experiment/by_style.py)
     weighs: bool = True  # whether clients count by algorithm.weighting, and wire.* encodes uploads
 
     @property

@@ -48,9 +48,10 @@ from fedjax_flat.data.sources import (
     from_arrays,
     load,
 )
+from fedjax_flat.data.styles import STYLES
 
 __all__ = [
-    "DATA_VARIABLE", "PARTITIONS", "SHIFTS", "SOURCES", "Batch", "ClientData", "Dataset",
+    "DATA_VARIABLE", "PARTITIONS", "SHIFTS", "SOURCES", "STYLES", "Batch", "ClientData", "Dataset",
     "Examples", "FederatedData", "HostData", "Normals", "Partition", "Preprocess", "Shift",
     "Source",
     "check_labels", "check_places", "class_counts", "count_of", "data_folder", "dirichlet",

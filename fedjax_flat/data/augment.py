@@ -2,7 +2,8 @@
 
 All but mixup, which has one per batch, take one key per example. Crops and rotations are of stored
 images, black beyond the border, and keep their type; cutout fills with zero after normalisation, as
-the papers' torchvision pipelines do. In order: colours, resized crop, rotation, padded crop, flip.
+the papers' torchvision pipelines do. In order: style, colours, resized crop, rotation, padded crop,
+flip.
 Where labels are of pixels, only what moves them with the images (data/scenes.py) moves pixels.
 
 A resized crop makes images of another size: `Preprocess.inputs` says what the network reads.
@@ -18,7 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_flat import errors, rng
-from fedjax_flat.data import geometry, scenes
+from fedjax_flat.data import geometry, scenes, styles
 from fedjax_flat.data.federated import Batch
 from fedjax_flat.data.rdn import Normals
 from fedjax_flat.data.sources import Dataset
@@ -59,6 +60,7 @@ def preprocess(
     crop: Sequence[int] = (),
     ignored: int = 255,
     normals: Normals | None = None,
+    style: styles.Style | None = None,
 ) -> Preprocess:
     """The papers' pipeline for `dataset`.
 
@@ -67,7 +69,8 @@ def preprocess(
     sides in pixels, `rotation` the largest turn to either side, of 1 (0.06 is 21.6 degrees),
     `mixup` the alpha of Beta, `jitter` the largest changes of brightness, contrast and saturation.
     Where labels are of pixels, `scale` and `crop` (data/scenes.py) and `flip` move both, and what
-    is beyond an image is labelled `ignored`.
+    is beyond an image is labelled `ignored`. With a `style`, images are first restyled by those of
+    other clients (data/styles.py).
     """
     check_crops(crop_padding, resized_crop)
     mean, std = _statistics(dataset, mean, std)
@@ -121,6 +124,8 @@ def preprocess(
     def train(batch, key):
         images, count = batch.inputs, batch.mask.shape[0]
         keys, group = rng.fold_each(key, count), None
+        if style:
+            images = styles.apply(style, rng.fold(key, "style"), images)
         if normals:
             images, group = normals.images(images), normals.drawn(rng.fold(key, "rdn"), count)
         if alone or jitter:
@@ -139,7 +144,7 @@ def preprocess(
         return batch
 
     def evaluate(batch):
-        images, group = batch.inputs, None
+        images, group = styles.images_of(batch.inputs), None
         if normals:
             images, group = normals.images(images), normals.own(images)
         if resized_crop:

@@ -75,6 +75,7 @@ class ClientData(struct.PyTreeNode):
     shift: Any = struct.field(pytree_node=False, default=None)  # see shift.Shift
     gathered: bool = struct.field(pytree_node=False, default=False)  # examples stand as indices do
     classes: Any = None  # of a client whose head has only its own classes: which they are
+    bank: Any = None  # styles that its train images may take on; see styles.py
 
     def member(self, i: Any) -> "ClientData":
         """Client i of this group."""
@@ -106,6 +107,7 @@ class FederatedData(struct.PyTreeNode):
     unlabelled: Any = None  # inputs of examples that the server has
     shift: Any = struct.field(pytree_node=False, default=None)  # how each client sees its examples
     classes: Any = None  # (clients, classes), where heads have only a client's own: which it has
+    bank: Any = None  # styles that train images may take on; see styles.py
 
     @property
     def num_clients(self) -> int:
@@ -145,7 +147,7 @@ class FederatedData(struct.PyTreeNode):
 
     @property
     def _how(self) -> dict[str, Any]:
-        return {"shift": self.shift, "gathered": self.present is not None}
+        return {"shift": self.shift, "gathered": self.present is not None, "bank": self.bank}
 
 
 def federate(
@@ -238,7 +240,16 @@ def client_batch(data: ClientData, positions: jax.Array) -> Batch:
     row = place if data.gathered else index
     inputs, labels = jax.tree.map(lambda x: x[row], data.examples)
     batch = Batch(inputs, labels, mask)
-    return batch if data.shift is None else data.shift.see(batch, data.client, index)
+    if data.shift is not None:
+        batch = data.shift.see(batch, data.client, index)
+    if data.bank is None:
+        return batch
+    return batch._replace(inputs=marked(batch.inputs, data.client, positions, data.bank))
+
+
+def marked(images: Any, client: Any, positions: jax.Array, bank: Any) -> dict[str, Any]:
+    """Images of a client, at these positions of what it has, with styles that they may take on."""
+    return {"image": images, "client": client, "position": positions, "bank": bank}
 
 
 def sum_over(f: Callable[[Any], Any], count: Any) -> Any:

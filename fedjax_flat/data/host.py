@@ -32,6 +32,7 @@ class HostData:
     shift: Any = None
     unlabelled: Any = None  # on the device, as in FederatedData
     classes: Any = None  # as in FederatedData
+    bank: Any = None  # on the device, as in FederatedData
 
     def __post_init__(self):
         self.partition.check(count_of(self.examples))
@@ -91,6 +92,7 @@ class HostData:
             present=jax.device_put(padded(clients, NOBODY)),
             unlabelled=self.unlabelled,
             classes=None if self.classes is None else jax.device_put(self.classes),
+            bank=self.bank,
         )
 
 

@@ -14,8 +14,9 @@ import numpy as np
 from fedjax_flat import data as data_lib
 from fedjax_flat import errors, memory, models, parts, plugins, rng, tasks
 from fedjax_flat.algorithms import Algorithm
-from fedjax_flat.data import Dataset, Examples, FederatedData, HostData, Partition
+from fedjax_flat.data import Dataset, Examples, FederatedData, HostData, Partition, styles
 from fedjax_flat.data import shift as shift_lib
+from fedjax_flat.data.labelled import labelled, with_target
 from fedjax_flat.data.partition import follow_owners, hold_out, local_split, virtual_clients
 from fedjax_flat.engine import client_state, cohort, sampling, selection
 from fedjax_flat.engine.clock import Clock, arrivals
@@ -40,6 +41,7 @@ from fedjax_flat.engine.round import (
 from fedjax_flat.engine.round import models as models_of
 from fedjax_flat.experiment import config as config_lib
 from fedjax_flat.experiment import features, method, sizes, usage
+from fedjax_flat.experiment.by_style import build_clusters, by_nearest
 from fedjax_flat.experiment.grouping import Grouping, build_grouping
 from fedjax_flat.models import Variables
 from fedjax_flat.tasks import Sums, Task
@@ -87,6 +89,7 @@ class Experiment:
     grouping: Grouping | None  # who trains in sequence, or reports to which cluster's server
     features: features.Features | None  # of what, where they are the examples
     network: Network  # of features too: what they are by
+    styled: styles.Traffic | None  # what styles weigh, which travel once
 
     def init(self, variables: Variables | None = None) -> TrainState:
         """The state before the first round; only the seed decides it, unless a model is given."""
@@ -176,6 +179,7 @@ def build(
     if is_retrieval(config, dataset):
         dataset = tasks.searched(dataset)
     partition = build_partition(config, dataset, data_dir)
+    dataset = with_target(dataset, config.data.labelled)
     attacked = config.data.shift.name == "swap_labels"
     shift, normals = None if attacked else build_shift(config, dataset, partition), None
     if config.data.rdn:
@@ -197,7 +201,12 @@ def build(
     if config.model.fix_after:
         fixed = build_task(config, dataset, build_network(config, dataset, normals, frozen=True))
     one = data_lib.whole(jax.tree.map(lambda x: x[:1], dataset.train))
-    algorithm = method.build_algorithm(config, task, one, fixed)
+    at_clients = config.data.trains == "clients"
+    owners = shares.train if at_clients else clients_of(config, dataset, data_dir)
+    clusters = build_clusters(config, dataset, owners, shift)
+    algorithm = method.build_algorithm(
+        config, task, one, fixed, clusters.number if clusters else 1
+    )
     averages = method.build_averages(config)
     classes = local_classes(config, dataset, shares, algorithm)
     pruned = classes if usage.prunes(config) else None
@@ -214,6 +223,25 @@ def build(
         groups = grouping.at(0) if grouping and usage.members_of(config) == "groups" else None
         shift = build_shift(config, dataset, partition, groups=groups)
         data = dataclasses.replace(data, shift=shift)
+    style, styled = build_style(config, dataset), None
+    if style:
+        bank = styles.bank(style, dataset, owners, shift)
+        styled = styles.traffic(bank, style)
+        logger.info(
+            "styles: %d of %d bytes, sent once: %d bytes up and %d down in all", bank.size,
+            bank.bytes // bank.size, styled.up, styled.down,
+        )
+        data = dataclasses.replace(data, bank=over.replicate(bank))
+    if clusters and clusters.number > 1:
+        sizes_of = np.bincount(clusters.of_client)
+        logger.info("clusters by style: %s clients", " + ".join(map(str, sizes_of)))
+        place = lambda x: over.replicate(jax.device_put(x))
+        on_host = isinstance(data, HostData)
+        data = dataclasses.replace(
+            data, clusters=clusters.of_client if on_host else place(clusters.of_client)
+        )
+        styled = styles.Traffic(*(styled or (0, 0)))
+        styled = styled._replace(up=styled.up + clusters.sent)
     sample = arrivals(flights) if flights else build_sampler(
         config, shares.train, grouping, clock
     )
@@ -240,6 +268,10 @@ def build(
         seen = dataclasses.replace(seen, test=left)
     splits = build_splits(config, seen, data, shares.validation, over)
     evaluate, predict = build_evaluator(config, task, judge, batches)
+    if not task.search:
+        evaluate = in_blocks(evaluate, 20 * config.eval.batch_size)
+    if clusters and clusters.number > 1:
+        evaluate, predict = by_nearest(clusters, dataset, evaluate, predict)
     cosine = config.metrics.cosine
     by_client = lambda whose: jax.jit(
         personal_evaluator(task, whose, config.eval.batch_size, batches)
@@ -261,7 +293,7 @@ def build(
         step=round_step(
             algorithm, sample, over, averages, task=task, cosine=cosine, chained=kind == "chain"
         ),
-        evaluate=evaluate if task.search else in_blocks(evaluate, 20 * config.eval.batch_size),
+        evaluate=evaluate,
         predict=predict,
         evaluate_clients=by_client(None),
         evaluate_personal=by_client(algorithm) if algorithm.personal else None,
@@ -273,6 +305,7 @@ def build(
         grouping=grouping,
         features=featured,
         network=network,
+        styled=styled,
     )
 
 
@@ -449,6 +482,7 @@ def build_network(
         crop=config.data.crop,
         ignored=config.task.ignored,
         normals=normals,
+        style=build_style(config, dataset),
     )
     network = config_lib.options_of(config, "model", models.MODELS.find(config.model.name))
     model = models.build(
@@ -585,6 +619,21 @@ def build_shift(
     return shift
 
 
+def build_style(config: ml_collections.ConfigDict, dataset: Dataset) -> styles.Style | None:
+    """How train images are restyled, if they are."""
+    found = data_lib.STYLES.find(config.data.style.name)
+    return found.make(dataset, **config_lib.options_of(config, "data.style", found))
+
+
+def clients_of(
+    config: ml_collections.ConfigDict, dataset: Dataset, data_dir: Any = None
+) -> Partition:
+    """The clients, whose styles the server has, where the server trains."""
+    config = config.copy_and_resolve_references()
+    config.data.trains = "clients"
+    return build_partition(config, dataset, data_dir)
+
+
 def place_client_state(config, task: Task, algorithm: Algorithm, clients: int) -> str:
     """Where the clients' state is kept: what `config.cohort.client_state` says, if it fits."""
     init = lambda key: algorithm.init(task.init(key), clients)[1]
@@ -610,6 +659,13 @@ def build_partition(
             "fedjax_flat.data.Partition.of(index lists)."
         )
     partition.check(data_lib.count_of(dataset.train))
+    if config.data.labelled != "none":
+        own = labelled(dataset, config.data.labelled)
+        if config.data.trains == "server":
+            return Partition.of([own])
+        others = np.setdiff1d(np.arange(data_lib.count_of(dataset.train)), own)
+        partition = data_lib.restrict(partition, others)
+        partition = partition.only(partition.sizes > 0)
     if config.data.imbalance != "none":
         kept = data_lib.imbalance(dataset.train.labels, config.data.imbalance, config.seed)
         partition = data_lib.restrict(partition, kept)

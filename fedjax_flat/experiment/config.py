@@ -22,7 +22,7 @@ from fedjax_flat.algorithms.base import WEIGHTINGS
 from fedjax_flat.algorithms.private import BOUNDS
 from fedjax_flat.algorithms.robust import AGGREGATES, FEATURES, SHARES
 from fedjax_flat.algorithms.submodels import ASSIGNMENTS, CHOICES
-from fedjax_flat.data import PARTITIONS, SHIFTS, SOURCES
+from fedjax_flat.data import PARTITIONS, SHIFTS, SOURCES, STYLES
 from fedjax_flat.engine.selection import SELECTIONS
 from fedjax_flat.experiment import usage
 from fedjax_flat.groups import GROUPINGS, METRICS, NAMES
@@ -95,6 +95,14 @@ SETTINGS: dict[str, Setting] = {
     "data.unlabelled": Setting(
         0.0, "share of the train examples that the server has instead, without labels", **_SHARE
     ),
+    "data.labelled": Setting(
+        "none", "natural client (drive, city) whose train examples are the server's; split target: "
+        "the tests of all others"
+    ),
+    "data.trains": Setting(
+        "clients", "or the server, by itself, on its labelled examples",
+        choices=("clients", "server"),
+    ),
     "data.imbalance": Setting(
         "none", "classes made uneven, half of all examples left: Fed3R's variants",
         choices=("none", "A", "B", "C", "D"),
@@ -113,6 +121,7 @@ SETTINGS: dict[str, Setting] = {
         0, "statistics of so many groups of clients, by number; 0: of each client", at_least=0
     ),
     "data.shift.name": Setting("none", "clients that see the world differently"),
+    "data.style.name": Setting("none", "train images in the style of other clients'"),
     "task.name": Setting("auto", "what is learned; auto is what the data are for"),
     "partition.name": Setting("dirichlet"),
     "partition.virtual": Setting(
@@ -323,8 +332,8 @@ SETTINGS: dict[str, Setting] = {
 }
 # Whose settings stand beside the name that chooses among them.
 BESIDE: dict[str, Registry[Any]] = {
-    "data": SOURCES, "data.shift": SHIFTS, "partition": PARTITIONS, "model": MODELS, "task": TASKS,
-    "wire": CODECS,
+    "data": SOURCES, "data.shift": SHIFTS, "data.style": STYLES, "partition": PARTITIONS,
+    "model": MODELS, "task": TASKS, "wire": CODECS,
 }
 
 

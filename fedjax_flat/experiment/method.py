@@ -42,7 +42,7 @@ logger = logging.getLogger("fedjax_flat")
 
 def build_algorithm(
     config: ml_collections.ConfigDict, task: Task, data: ClientData | None = None,
-    fixed: Task | None = None,
+    fixed: Task | None = None, clusters: int = 1,
 ) -> Algorithm:
     """The method that `config.algorithm` names, of the parts that the rest of it describes.
 
@@ -71,7 +71,7 @@ def build_algorithm(
         return method.make(Parts(
             worker, build_server_optimizer(config), build_rate(config), build_rho(client),
             functools.partial(build_sharpness, config), config.algorithm.weighting,
-            settings_of(method), config,
+            settings_of(method), config, clusters,
         ))
 
     algorithm = added(make, worker, *(m.add(settings_of(m)) for m in additions if m.add))

@@ -47,7 +47,7 @@ logger = logging.getLogger("fedjax_flat")
 # Who the clients are, and what they have.
 COMMON = (
     "phases", "imports", "data.name", "data.validation", "data.validation_from", "data.unlabelled",
-    "data.imbalance", "data.local_test", "data.closed", "partition.",
+    "data.labelled", "data.imbalance", "data.local_test", "data.closed", "partition.",
 )
 
 

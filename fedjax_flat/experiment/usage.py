@@ -187,7 +187,7 @@ def _by_weight(c: Config) -> bool:
 
 
 _MOVES = ("data.crop_padding", "data.rotation", "data.flip", "data.cutout", "data.scale",
-          "data.crop", "data.jitter")
+          "data.crop", "data.jitter", "data.style.")
 # name or section: (whether it has an effect, why not); all that fit a setting must hold
 _RULES: list[tuple[tuple[str, ...], Callable[[Config], bool], str]] = [
     (("client.",), takes_steps, "clients take no local steps under {method}"),
@@ -299,6 +299,13 @@ _RULES: list[tuple[tuple[str, ...], Callable[[Config], bool], str]] = [
     (("model.fix_after",), lambda c: c.model.statistics != "frozen",
      "model.statistics is frozen, from the first round on"),
     (("model.fix_after",), takes_steps, "statistics stay as they are under {method}"),
+    (("data.trains",), lambda c: c.data.labelled != "none", "data.labelled is none"),
+    (("algorithm.ladd.least", "algorithm.ladd.most"), lambda c: c.algorithm.ladd.clusters == 0,
+     "algorithm.ladd.clusters says how many"),
+    (("algorithm.ladd.window", "algorithm.ladd.starts", "algorithm.ladd.kept",
+      "algorithm.ladd.restyle", "algorithm.ladd.own"), lambda c: c.algorithm.ladd.clusters != 1,
+     "there is one cluster"),
+    (("algorithm.ladd.distilled",), lambda c: c.algorithm.ladd.kd > 0, "algorithm.ladd.kd is 0"),
     (("data.rdn_groups",), lambda c: c.data.rdn, "data.rdn is False"),
     (("data.mean", "data.std"), lambda c: not c.data.rdn,
      "data.rdn normalises by clients' statistics"),
@@ -374,6 +381,13 @@ def check_combination(config: Config) -> None:
         raise errors.UsageError(
             "data.features = True does not go with data.rdn: features are computed once, and "
             "images are normalised anew in every step. Leave one out."
+        )
+    if method.styles and config.data.trains == "server":
+        refuse("data.trains", "server", "its clusters are of clients.")
+    if config.data.rdn and config.data.style.name != "none":
+        raise errors.UsageError(
+            f"data.rdn does not go with data.style.name = {config.data.style.name!r}: statistics "
+            "are of the images as they are. Leave one out."
         )
     if method.client_optimizer == "sgd" and client.optimizer != "sgd":
         refuse("client.optimizer", client.optimizer, "its equations count on the steps of SGD.")

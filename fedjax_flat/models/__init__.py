@@ -8,6 +8,7 @@ from fedjax_flat import errors
 from fedjax_flat.models.base import (
     CLASSIFIER,
     STATISTICS,
+    Clusters,
     Model,
     Outputs,
     Variables,
@@ -131,9 +132,9 @@ def build(
 
 
 __all__ = [
-    "CLASSIFIER", "CNN", "LAWS", "MLP", "MODELS", "STATISTICS", "BiSeNetV2", "DeepLabV3",
-    "EfficientNetLite0", "FemnistCNN",
-    "GeM", "LeNet", "Linear", "MobileNetV2", "MobileNetV2GeM", "Model", "Outputs", "ResNet18",
-    "ResNet18GeM", "ResNet20", "Units", "Variables", "build", "fitting", "from_linen",
-    "load_weights", "num_parameters", "with_random_features",
+    "CLASSIFIER", "CNN", "LAWS", "MLP", "MODELS", "STATISTICS", "BiSeNetV2", "Clusters",
+    "DeepLabV3", "EfficientNetLite0", "FemnistCNN", "GeM", "LeNet", "Linear", "MobileNetV2",
+    "MobileNetV2GeM", "Model", "Outputs", "ResNet18", "ResNet18GeM", "ResNet20", "Units",
+    "Variables", "build", "fitting", "from_linen", "load_weights", "num_parameters",
+    "with_random_features",
 ]

@@ -23,6 +23,12 @@ class Variables(NamedTuple):
     stats: Any = ()
 
 
+class Clusters(NamedTuple):
+    """A model for each cluster of clients, stacked."""
+
+    models: Variables
+
+
 class Outputs(NamedTuple):
     """Of a network: `features` are what the classifier read, () where no module has that name.
 

@@ -41,7 +41,7 @@ def masks(
             f"{run} was trained on {config.data.name}, which is for {dataset.task}: expected a run "
             "on labels of pixels, e.g. configs/feddrive.py."
         )
-    variables, built = trained.model(model), trained.experiment
+    variables, built = trained.model(model, clusters=True), trained.experiment
     scores = {}
     for name, own in built.splits.items():
         sums = built.evaluate(variables, own)
@@ -126,7 +126,7 @@ def draw(
     own = trained.experiment.split(split)
     everything = data_lib.count_of(own)
     chosen = np.linspace(0, everything - 1, min(count, everything)).round().astype(int)
-    logits = trained.experiment.predict(trained.model(model), own, chosen)
+    logits = trained.experiment.predict(trained.model(model, clusters=True), own, chosen)
     guesses = np.asarray(logits).argmax(-1)
     height, width = guesses.shape[1:]
     size = (9.0, 3.0 * len(chosen) * height / width + 0.9)

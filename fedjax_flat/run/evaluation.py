@@ -20,6 +20,7 @@ import numpy as np
 
 from fedjax_flat import experiment, parts
 from fedjax_flat.engine.round import TrainState
+from fedjax_flat.models import Clusters
 from fedjax_flat.tasks import Sums, Task
 
 QUANTILES = {"worst": 0.0, "p10": 0.1, "median": 0.5, "p90": 0.9}
@@ -44,6 +45,7 @@ def of_clients(
         measures = {
             name: functools.partial(built.evaluate_clients, variables, ())
             for name, variables in built.models(state).items()
+            if not isinstance(variables, Clusters)
         }
     if built.evaluate_personal:
         measures["personal"] = functools.partial(

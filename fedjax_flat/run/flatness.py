@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from fedjax_flat import curvature, errors, experiment
 from fedjax_flat.curvature import DataLoss
 from fedjax_flat.engine.round import TrainState
-from fedjax_flat.models import Variables
+from fedjax_flat.models import Clusters, Variables
 
 
 def records(built: experiment.Experiment, state: TrainState, done: int) -> Iterator[dict[str, Any]]:
@@ -25,6 +25,8 @@ def records(built: experiment.Experiment, state: TrainState, done: int) -> Itera
         built.task, built.train_examples, stats=model.stats, limit=settings.examples or None
     )
     for name, model in built.models(state).items():
+        if isinstance(model, Clusters):
+            continue
         found = measure(whole(model), model.params)
         yield {"round": done, "split": "train", "model": name, **found}
     for client, model in client_models(built, state, chosen_clients(built, settings.clients)):

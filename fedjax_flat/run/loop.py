@@ -369,6 +369,8 @@ class Loop:
             kinds = [int(n) for n in infos.kinds[i]]
             down, up = (sum(n * t[way] for n, t in zip(kinds, sent, strict=True)) // 8
                         for way in (0, 1))
+            if (styled := self.built.styled) and done + i == 0:
+                down, up = down + styled.down, up + styled.up
             self.files.write(
                 {
                     "round": done + i + 1, "split": "cohort", "model": "local",

@@ -7,7 +7,7 @@ import jax
 
 from fedjax_flat import errors, experiment
 from fedjax_flat.engine.round import TrainState
-from fedjax_flat.models import Variables
+from fedjax_flat.models import Clusters, Variables
 from fedjax_flat.run.checkpoint import Checkpoints
 from fedjax_flat.run.run_folder import RunFolder
 
@@ -20,9 +20,15 @@ class TrainedRun(NamedTuple):
     state: TrainState
     models: dict[str, Variables]
 
-    def model(self, name: str = "global") -> Variables:
-        """One model, `global` or an averaged one."""
-        return errors.lookup(f"model of {self.folder.path}", name, self.models)
+    def model(self, name: str = "global", *, clusters: bool = False) -> Any:
+        """One model, `global` or an averaged one; those of clusters if that is asked for."""
+        found = errors.lookup(f"model of {self.folder.path}", name, self.models)
+        if isinstance(found, Clusters) and not clusters:
+            raise errors.UsageError(
+                f"model {name} of {self.folder.path} is one for each cluster, which are evaluated "
+                "while training and by `fedjax-flat masks`. Expected global here."
+            )
+        return found
 
     def at(self, round: int) -> "TrainedRun":
         """The same run at another of its checkpoints; nothing is built or compiled again."""

@@ -54,7 +54,8 @@ def names_of(dataset: Dataset, partition: Partition) -> list[str]:
     found = []
     for k in range(partition.num_clients):
         index = partition.indices[partition.offsets[k] : partition.offsets[k + 1]]
-        owners = [] if dataset.owners is None else np.unique(dataset.owners[index])
+        mine: list[int] = [] if dataset.owners is None else dataset.owners[index].tolist()
+        owners = sorted(set(mine))
         names = [dataset.clients[o] for o in owners if 0 <= o < len(dataset.clients)]
         cities = {name.partition("/")[0] for name in names if "/" in name}
         if len(names) == len(owners) == 1:
