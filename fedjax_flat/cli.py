@@ -15,9 +15,11 @@ import sys
 import tempfile
 import traceback
 import warnings
+from collections.abc import Sequence
 
 from fedjax_flat import commands as run
 from fedjax_flat import disk, errors, runtime
+from fedjax_flat.examples import EXAMPLES, FIRST
 from fedjax_flat.run import interrupt
 from fedjax_flat.version import __version__
 
@@ -107,13 +109,29 @@ def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(
         prog="fedjax-flat",
         description="Flat minima in federated learning.",
+        formatter_class=_Help,
         allow_abbrev=False,
     )
     top.add_argument("--version", action="version", version=__version__)
     commands = top.add_subparsers(required=True, metavar="command")
-    for add in (_add_train, _add_runs, _add_analyses, _add_plan, _add_lists):
+    for add in (_add_train, _add_runs, _add_analyses, _add_files, _add_plan, _add_lists):
         add(commands)
+    for name, command in commands.choices.items():
+        command.formatter_class = _Help
+        command.epilog = _examples(EXAMPLES.get(name, ()))
+    top.epilog = _examples(FIRST) + "\n\n`fedjax-flat COMMAND --help` has more of each."
     return top
+
+
+def _examples(lines: Sequence[str]) -> str:
+    return "\n  ".join(["examples:" if len(lines) > 1 else "example:", *lines]) if lines else ""
+
+
+class _Help(argparse.HelpFormatter):
+    """Text of several lines stays as it is."""
+
+    def _fill_text(self, text, width, indent):
+        return text if "\n" in text else super()._fill_text(text, width, indent)
 
 
 def _add_train(commands) -> None:
@@ -122,16 +140,14 @@ def _add_train(commands) -> None:
         help="train an experiment, or go on with one",
         description="Trains the experiment of a config file in a run folder. The same command "
         "again resumes; a larger rounds continues.",
-        epilog="examples: fedjax-flat train --config configs/digits_fedavg.py "
-        "--config.rounds=50 --run runs/a; fedjax-flat train --run runs/a  (goes on)",
         allow_abbrev=False,
     )
     train.add_argument("--run", required=True, help="run folder; made if it does not exist")
     train.add_argument(
         "--config",
         metavar="FILE",
-        help="config file, or the folder of a run with these settings (default: those of the run "
-        "folder); --config.NAME=VALUE overrides",
+        help="config file, or the name of one of `fedjax-flat configs`, or the folder of a run "
+        "with these settings (default: those of the run folder); --config.NAME=VALUE overrides",
     )
     train.add_argument(
         "--import", dest="imports", action="append", default=[], metavar="FILE",
@@ -145,8 +161,9 @@ def _add_train(commands) -> None:
     )
     train.add_argument("--data", help="data folder (default: $FEDJAX_FLAT_DATA); `fedjax-flat "
                        "datasets` says what to put there")
-    train.add_argument("--init", metavar="RUN", help="start from the global model of another run; "
-                       "of one on features, from its classifier")
+    train.add_argument("--init", metavar="RUN|FILE", help="start from the global model of another "
+                       "run, of one on features from its classifier; or from a file of weights: "
+                       ".safetensors, .npz, .msgpack, torch's")
     train.add_argument("--oll", action="store_true", help="prune each client's head to its own "
                        "labels (algorithm.name + oll; of phases, in the last)")
     train.add_argument("--fresh", action="store_true", help="delete the run in the folder first")
@@ -186,7 +203,6 @@ def _add_runs(commands) -> None:
 
     report = commands.add_parser(
         "report", help="one page of runs to open in a browser: tables, curves, clients, landscapes",
-        epilog="example: fedjax-flat report runs/fedavg_* runs/fedsam_* --out report.html",
     )
     report.add_argument("runs", nargs="+", metavar="RUN")
     report.add_argument("--out", required=True, metavar="FILE", help="the page, FILE.html")
@@ -196,10 +212,10 @@ def _add_runs(commands) -> None:
 
     sweep = commands.add_parser(
         "sweep", help="runs of many methods, settings and seeds from a Python file; goes on",
-        epilog="example: fedjax-flat sweep configs/sweeps/digits.py --run runs/sweep; the file is "
-        "run, as a config file is",
+        description="Runs the cells of a sweep; the file is run, as a config file is.",
     )
-    sweep.add_argument("file", metavar="FILE", help="with get_sweep(); FILE:OPTIONS calls it so")
+    sweep.add_argument("file", metavar="FILE", help="with get_sweep(), or the name of one of "
+                       "`fedjax-flat configs`; FILE:OPTIONS calls it so")
     sweep.add_argument("--run", required=True, metavar="FOLDER")
     sweep.add_argument("--engine", default="local", help="local (default), ray[=ADDRESS], slurm")
     sweep.add_argument("--workers", type=int, default=0, metavar="N",
@@ -371,15 +387,43 @@ def _add_analyses(commands) -> None:
     retrieve.set_defaults(call=run.retrieve)
 
 
+def _add_files(commands) -> None:
+    export = commands.add_parser(
+        "export", help="write a trained model as a file of arrays, for other programs and --init"
+    )
+    export.add_argument("run", metavar="RUN")
+    export.add_argument("--to", default="", metavar="FORM", help="safetensors (default), msgpack "
+                        "(flax's), npz; or the suffix of --out says it")
+    export.add_argument("--out", metavar="FILE", help="(default: in the run's folder export)")
+    export.add_argument("--model", default="global", help="global (default), swa or wima")
+    export.add_argument("--round", type=int, metavar="N", help="of that checkpoint (default: the "
+                        "newest)")
+    export.add_argument("--data", help="data folder (default: $FEDJAX_FLAT_DATA)")
+    export.set_defaults(call=run.export)
+
+
+    verify = commands.add_parser(
+        "verify", help="run rounds again from a checkpoint: do the bits agree? (exit code 1: no)"
+    )
+    verify.add_argument("run", metavar="RUN")
+    verify.add_argument("--from", dest="start", type=int, metavar="ROUND", help="the checkpoint to "
+                        "start from, or 0 (default: the last but one)")
+    verify.add_argument("--rounds", type=int, default=0, metavar="N", help="at most so many "
+                        "(default: up to the next checkpoint)")
+    verify.add_argument("--data", help="data folder (default: $FEDJAX_FLAT_DATA)")
+    verify.add_argument("--quiet", action="store_true", help="no progress bar")
+    verify.set_defaults(call=run.verify)
+
+
 def _add_plan(commands) -> None:
     plan = commands.add_parser(
         "plan",
         help="compile an experiment's round for a TPU slice that is not here: memory, collectives",
-        epilog="example: fedjax-flat plan --config configs/fedsam.py:cifar100 --target tpu:v5e:2x2",
         allow_abbrev=False,
     )
     plan.add_argument("--config", metavar="FILE", required=True,
-                      help="config file; --config.NAME=VALUE overrides")
+                      help="config file, or a name of `fedjax-flat configs`; --config.NAME=VALUE "
+                      "overrides")
     plan.add_argument("--target", default="tpu:v5e:2x2", help="tpu:KIND:TOPOLOGY, e.g. "
                       "tpu:v5e:4x4, tpu:v5p:2x2x1 (default: tpu:v5e:2x2)")
     plan.add_argument("--import", dest="imports", action="append", default=[], metavar="FILE",
@@ -394,17 +438,23 @@ def _add_lists(commands) -> None:
         help="who owns what: classes, sizes and examples of every client",
         description="Prints and draws a data set's clients; --config.partition.NAME=VALUE says how "
         "it is split, --config FILE takes all from a config file.",
-        epilog="example: fedjax-flat data cifar10 --config.partition.alpha=0.05 "
-        "--config.partition.clients=100",
         allow_abbrev=False,
     )
     data.add_argument("name", nargs="?", metavar="NAME", help="of `fedjax-flat datasets`")
-    data.add_argument("--config", metavar="FILE", help="config file; its data and its partition")
+    data.add_argument("--config", metavar="FILE", help="config file, or a name of `fedjax-flat "
+                      "configs`; its data and its partition")
     data.add_argument("--import", dest="imports", action="append", default=[], metavar="FILE",
                       help="Python file that registers a source or a partition; it is run")
     data.add_argument("--data", help="folder of the data (default: $FEDJAX_FLAT_DATA)")
     data.add_argument("--out", help="folder for the figures (default: runs/data/NAME)")
     data.set_defaults(call=run.data)
+
+    configs = commands.add_parser(
+        "configs", help="list the config files that come with the package, for --config NAME"
+    )
+    configs.add_argument("name", nargs="?", metavar="NAME", help="all about one: its options, what "
+                         "the paper reports, where it is")
+    configs.set_defaults(call=run.configs)
 
     algorithms = commands.add_parser(
         "algorithms", help="list every method: its paper, what it sends, keeps and computes"
@@ -424,6 +474,12 @@ def _add_lists(commands) -> None:
                           metavar="FILE", help="Python file that registers sources; it is run")
     datasets.add_argument("--json", action="store_true", help="the same as data")
     datasets.set_defaults(call=run.datasets)
+
+    completion = commands.add_parser(
+        "completion", help="a script with which a shell completes commands, flags and names"
+    )
+    completion.add_argument("shell", metavar="SHELL", help="bash or zsh")
+    completion.set_defaults(call=lambda args, rest: run.completion(args, rest, parser()))
 
     prepare = commands.add_parser(
         "prepare", help="download and prepare a data set of tensorflow-datasets (needs TensorFlow)"

@@ -4,13 +4,14 @@ Everything is imported when a command needs it, so that `fedjax-flat --help` nee
 """
 
 import json
+import logging
 import os
 import pathlib
 import shlex
 import sys
 
 from fedjax_flat import disk, errors
-from fedjax_flat.config_files import load_config, refuse_unknown
+from fedjax_flat.config_files import about, load_config, refuse_unknown, shipped, summary
 
 
 def train(args, rest: list[str]) -> int:
@@ -22,6 +23,8 @@ def train(args, rest: list[str]) -> int:
     from fedjax_flat.run.run_folder import RunFolder
 
     distributed.start(args.coordinator, args.processes, args.process, timeout=args.timeout)
+    if not distributed.is_primary():  # each line once
+        logging.getLogger("fedjax_flat").setLevel(logging.WARNING)
     folder = RunFolder(args.run)
     begun = args.start_from is None or folder.config_file.exists()
     config = load_config(
@@ -355,6 +358,29 @@ def retrieve(args, rest: list[str]) -> int:
     return 0
 
 
+def export(args, rest: list[str]) -> int:
+    """A model as a file."""
+    from fedjax_flat.report import tables
+    from fedjax_flat.run.export import export
+
+    refuse_unknown(rest)
+    path = export(args.run, args.to, args.out, model=args.model, round=args.round,
+                  data_dir=args.data)
+    print(tables.named("weights", path))
+    return 0
+
+
+def verify(args, rest: list[str]) -> int:
+    """Rounds again, and whether the bits agree."""
+    from fedjax_flat.run.verify import verify
+
+    refuse_unknown(rest)
+    found = verify(args.run, start=args.start, rounds=args.rounds, data_dir=args.data,
+                   show=not args.quiet)
+    print("\n".join(map(errors.printable, found.lines())))
+    return 0 if found.same else 1
+
+
 def plan(args, rest: list[str]) -> int:
     """What an experiment's round needs on TPUs that are not here."""
     from fedjax_flat import runtime
@@ -364,6 +390,35 @@ def plan(args, rest: list[str]) -> int:
 
     config = load_config(args.config, rest, None, args.imports)
     print(plan.page(plan.plan(config, args.target, args.data)))
+    return 0
+
+
+def configs(args, rest: list[str]) -> int:
+    """The config files of the package, or all about one."""
+    from fedjax_flat.report import tables
+
+    refuse_unknown(rest)
+    kinds = {"": shipped(), "sweeps": shipped("sweeps")}
+    if args.name:
+        every = {f"{kind}/{name}".strip("/"): path
+                 for kind, found in kinds.items() for name, path in found.items()}
+        path = errors.lookup("config", args.name, every)
+        print(f"{about(path)}\n\n{tables.named('file', path)}")
+        return 0
+    for kind, found in kinds.items():
+        rows = [[name, summary(path)] for name, path in found.items()]
+        header = ["fedjax-flat sweep NAME" if kind else "--config NAME[:OPTIONS]", "what it is"]
+        print(tables.table(header, rows, left=(0, 1)) + "\n")
+    print("`fedjax-flat configs NAME` (sweeps/NAME) says what options each has.")
+    return 0
+
+
+def completion(args, rest: list[str], parser) -> int:
+    """What a shell needs to complete our commands."""
+    from fedjax_flat.completion import script
+
+    refuse_unknown(rest)
+    print(script(parser, args.shell))
     return 0
 
 

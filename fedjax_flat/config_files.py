@@ -1,5 +1,6 @@
 """Config files, and what the command line changes in them."""
 
+import ast
 import pathlib
 import runpy
 import traceback
@@ -77,7 +78,7 @@ def _first_config(path: str | None, folder):
     from fedjax_flat.experiment import default_config
     from fedjax_flat.run.run_folder import RunFolder
 
-    if path is not None and pathlib.Path(path).is_dir():  # a run's
+    if path is not None and pathlib.Path(path).is_dir() and path not in shipped():  # a run's
         return RunFolder(path).config()
     if path is not None:
         return _run_config_file(path)
@@ -97,10 +98,18 @@ def _run_config_file(path: str):
 
 
 def run_file(path: str, function: str, what: str):
-    """What `function()` of FILE returns, or `function("OPTIONS")` of FILE:OPTIONS."""
+    """What `function()` of FILE returns, or `function("OPTIONS")` of FILE:OPTIONS.
+
+    FILE may be the name of one that comes with the package (`shipped`).
+    """
     file, *options = path.split(":", 1)
+    ours = shipped("sweeps" if what == "sweep file" else "")
+    file = str(ours.get(file, file))
     if not pathlib.Path(file).is_file():
-        raise errors.UsageError(f"no {what} {file}.")
+        raise errors.UsageError(
+            f"no {what} {file}; `fedjax-flat configs` lists those that come with the package."
+            + errors.did_you_mean(pathlib.Path(file).stem, ours)
+        )
     try:
         get = runpy.run_path(file).get(function)
         if not callable(get):
@@ -118,6 +127,22 @@ def run_file(path: str, function: str, what: str):
         raise errors.UsageError(
             f"{what} {file}, line {line}: {type(e).__name__}: {_one_line(e)}"
         ) from e
+
+
+def shipped(kind: str = "") -> dict[str, pathlib.Path]:
+    """The config files of the package by name, or those of a `kind`: sweeps."""
+    folder = pathlib.Path(__file__).parent / "configs" / kind
+    return {path.stem: path for path in sorted(folder.glob("*.py"))}
+
+
+def summary(path: pathlib.Path) -> str:
+    """The first paragraph of what a config file says of itself."""
+    return " ".join(about(path).split("\n\n")[0].split())
+
+
+def about(path: pathlib.Path) -> str:
+    """What a config file says of itself; it is not run."""
+    return ast.get_docstring(ast.parse(path.read_text())) or ""
 
 
 def _unknown_setting(overrides: list[str], error: Exception) -> str:

@@ -92,7 +92,8 @@ def test_settings_that_tables_name_exist():
         for name in quoted.findall(path.read_text()):
             known = name in names or any(n.startswith(f"{name}.") for n in names)
             assert known or (ROOT / "fedjax_flat" / name.replace(".", "/")).exists() or (
-                name.endswith((".py", ".json", ".npz", ".jsonl", ".png"))), f"{path.name}: {name}"
+                name.endswith((".py", ".json", ".npz", ".jsonl", ".csv", ".png"))
+            ), f"{path.name}: {name}"
 
 
 def test_python_is_python():

@@ -245,13 +245,6 @@ def test_unwritable_run_folder(tmp_path):
         quiet_train(small_config(), tmp_path / "file" / "run")
 
 
-def test_tensorboard(tmp_path):
-    quiet_train(small_config(tensorboard=True), tmp_path / "a")
-    events = list((tmp_path / "a" / "tensorboard").glob("events*"))
-    assert len(events) == 1
-    assert b"test/global/accuracy" in events[0].read_bytes()
-
-
 def test_metrics_of_a_killed_process_lose_only_the_cut_line(tmp_path):
     path = tmp_path / "metrics.jsonl"
     records = [{"round": i, "split": "cohort", "model": "local"} for i in (1, 2)]

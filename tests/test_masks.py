@@ -41,13 +41,14 @@ def test_masks_of_a_run(run, capsys):
     path, result = run
     assert cli.main(["masks", str(path), "--examples", "2", "--split", "last"]) == 0
     printed = capsys.readouterr().out
-    stored = json.loads((path / "masks" / "global.json").read_text())
+    done = f"global_round{int(result.state.round)}"
+    stored = json.loads((path / "masks" / f"{done}.json").read_text())
     last = [r for r in result.records if (r["split"], r["model"]) == ("last", "global")][-1]
     assert stored["scores"]["last"]["miou"] == pytest.approx(last["miou"], rel=1e-6)
     for c, name in enumerate("abc"):
         assert stored["scores"]["last"]["classes"][c] == pytest.approx(last[f"iou.{name}"], 1e-6)
     assert f"{100 * last['miou']:.2f}" in printed
-    for name in ("global_last.png", "global_classes.png"):
+    for name in (f"{done}_last2.png", f"{done}_classes.png"):
         assert (path / "masks" / name).stat().st_size > 5000
     by_class = masks.of_records(result.records)
     assert "global last" in by_class

@@ -85,7 +85,7 @@ def test_by_hand_it_is_the_same(folder):
 def test_stopped_and_resumed_anywhere(folder, tmp_path, monkeypatch, stop):
     """A signal in every round in turn, in the last of a phase too; then the same command."""
     run, rounds = tmp_path / "run", []
-    real = loop._Loop.check_finite
+    real = loop.Loop.check_finite
 
     def check(self, infos, done):
         rounds.extend([done] * len(infos.drift))
@@ -94,7 +94,7 @@ def test_stopped_and_resumed_anywhere(folder, tmp_path, monkeypatch, stop):
         real(self, infos, done)
 
     with monkeypatch.context() as patch:
-        patch.setattr(loop._Loop, "check_finite", check)
+        patch.setattr(loop.Loop, "check_finite", check)
         first = train(three(), run)
     assert first.stopped_by == (signal.SIGTERM if stop < 6 else None)
     assert first.phase == ["fed3r", "fedavg(head)", "all"][(stop - 1) // 2]

@@ -102,7 +102,8 @@ def run(tmp_path_factory):
 def test_on_a_run(run):
     found = recovery(run, by=run, client=3, steps=3, count=40)
     assert found["frechet"] > found["frechet_of_others"] > 0
-    saved = json.loads(pathlib.Path(run, "recovery/global_round2_client3.json").read_text())
+    saved = json.loads(pathlib.Path(found["figure"]).with_suffix(".json").read_text())
+    assert pathlib.Path(found["figure"]).name.startswith("global_round2_client3_")
     assert saved["network"] == f"mlp of {run}"
     assert saved["frechet"] == found["frechet"]
     with pytest.raises(ff.UsageError, match=r"--client 20 of 20: expected 0 to 19"):

@@ -15,7 +15,7 @@ import fedjax_flat as ff
 from fedjax_flat import cli
 from fedjax_flat.config_files import load_config
 from fedjax_flat.landscape import Grid
-from fedjax_flat.report import charts, curves, groups, pictures
+from fedjax_flat.report import charts, client_groups, curves, groups, pictures
 from fedjax_flat.report.page import report
 from fedjax_flat.run import metrics
 
@@ -118,6 +118,18 @@ class TestNumbers:
                                                             ["b", "global", "1"]]
         assert "± over seeds" in lines[4]
         assert (tmp_path / "c.pdf").read_bytes().startswith(b"%PDF")
+
+    def test_reach_tells_runs_of_one_name_apart_and_has_a_row_for_all_seeds(self, tmp_path):
+        seeds = [run_folders.write(tmp_path / f"x/seed{s}", settings={"seed": s}) for s in (0, 1)]
+        other = run_folders.write(tmp_path / "y/seed0", settings={"client__epochs": 2}, level=0.4)
+        text = client_groups.reach([*seeds, other], 80, str(tmp_path / "r.svg"))
+        first, second = (line.split() for line in text.splitlines()[2:4])
+        own = [metrics.rounds_to(metrics.read(f"{run}/metrics.jsonl"), 0.7 * 0.8) for run in seeds]
+        assert first[:2] == ["x", f"{np.mean(own):.0f}"]
+        assert second == ["y/seed0", "-", "-", "-", "-"]
+        picture = (tmp_path / "r.svg").read_text()
+        assert ">x<" in picture
+        assert ">y/seed0<" in picture
 
     def test_figures_as_functions_and_in_other_formats(self, tmp_path, monkeypatch):
         run = run_folders.write(tmp_path / "a", clock=3.0)

@@ -71,8 +71,11 @@ def test_fresh_deletes_what_this_program_wrote_and_nothing_else(run, tmp_path, c
         (run / name).parent.mkdir(exist_ok=True, parents=True)
         (run / name).write_text("years of work")
     for name in ("curvature/global_train10_lanczos5.npz", "landscape/.partial-x.vectors",
-                 "landscape/surface_a.html", "imports/0_mine.py", "tensorboard/events.out.1"):
-        (run / name).parent.mkdir(exist_ok=True)
+                 "landscape/surface_a.html", "imports/0_mine.py", "tensorboard/events.out.1",
+                 "metrics.csv", "export/global_round2.npz", "wandb/latest-run",
+                 "masks/swa_round3_test6.png",
+                 "wandb/offline-run-1/files/config.yaml"):
+        (run / name).parent.mkdir(exist_ok=True, parents=True)
         (run / name).write_text("ours")
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()

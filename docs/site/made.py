@@ -163,7 +163,7 @@ def commands_page() -> str:
     parts = ["# Commands\n\nWhat `fedjax-flat COMMAND --help` prints. Every command that takes a "
              "config takes `--config.NAME=VALUE`, too: [settings](settings.md)."]
     for name, command in subparsers.choices.items():
-        command.formatter_class = functools.partial(argparse.HelpFormatter, width=88)
+        command.formatter_class = functools.partial(command.formatter_class, width=88)
         parts.append(f"## {name}\n\n```text\n{command.format_help().strip()}\n```")
     return "\n\n".join(parts) + "\n"
 

@@ -38,7 +38,7 @@ from fedjax_flat.wire import CODECS
 # May differ between two runs of one run folder: they change how long and how closely we look at
 # training, never a bit of it.
 FREE = (
-    "rounds", "rounds_per_dispatch", "eval", "curvature", "checkpoint", "tensorboard", "debug",
+    "rounds", "rounds_per_dispatch", "eval", "curvature", "checkpoint", "metrics.to", "debug",
     "data.placement",
 )
 
@@ -50,7 +50,6 @@ SETTINGS: dict[str, Setting] = {
         50, "at most; fewer when rounds are long", at_least=1, at_most=10**6
     ),
     "debug": Setting(False, "without jit, naming client, step and tensor of the first NaN"),
-    "tensorboard": Setting(False, "metrics as TensorBoard events too"),
     "imports": Setting((), "files that register what this config names; see --import"),
     "phases": Setting(
         (), "experiments one after the other: a name and the settings that are its own, for each",
@@ -317,6 +316,9 @@ SETTINGS: dict[str, Setting] = {
         choices=("model", "split", "batch"),
     ),
 
+    "metrics.to": Setting(
+        "none", "where metrics go beside metrics.jsonl: csv, tensorboard, wandb, joined by +"
+    ),
     "metrics.cosine": Setting(False, "the angle between consecutive moves of the global model"),
 
     "curvature.every": Setting(0, "rounds; 0 is never", at_least=0),
@@ -520,7 +522,7 @@ def to_json(config: ml_collections.ConfigDict) -> str:
 
 
 def from_json(text: str) -> ml_collections.ConfigDict:
-    """What `to_json` wrote; settings added since then take their defaults."""
+    """What `to_json` wrote; settings added since then take their defaults, old names their new."""
     try:
         tree = json.loads(text)
     except RecursionError:
@@ -529,7 +531,10 @@ def from_json(text: str) -> ml_collections.ConfigDict:
         raise errors.UsageError(
             f"a config that is the JSON of a {type(tree).__name__}: expected settings by name."
         )
-    return from_flat(flatten(tree))
+    values = flatten(tree)
+    if values.pop("tensorboard", False):
+        values["metrics.to"] = "tensorboard"
+    return from_flat(values)
 
 
 def arguments(text: str, **defaults: Any) -> ml_collections.ConfigDict:

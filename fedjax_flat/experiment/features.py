@@ -20,10 +20,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import tqdm
 
 from fedjax_flat import data as data_lib
-from fedjax_flat import errors, parts
+from fedjax_flat import errors, parts, progress
 from fedjax_flat.data import Batch, Dataset, Preprocess
 from fedjax_flat.data.sources import files
 from fedjax_flat.models import Model, Variables
@@ -113,8 +112,8 @@ def _cached(folder, known: dict[str, str], inputs, extract: Extract, batch_size)
         logger.info("features of %d examples are computed once, and kept in %s", count, path)
         with files.written_whole(path) as partial:
             found = np.lib.format.open_memmap(partial, "w+", np.float32, (count, extract.width))
-            for start in tqdm.trange(0, count, batch_size, desc="features", dynamic_ncols=True,
-                                     disable=None):
+            for start in progress.bar(range(0, count, batch_size), what="features",
+                                      unit="batches"):
                 here = np.minimum(np.arange(start, start + batch_size), count - 1)
                 batch = jax.tree.map(lambda x, here=here: np.asarray(x)[here], inputs)
                 end = min(start + batch_size, count)

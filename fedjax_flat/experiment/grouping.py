@@ -16,11 +16,10 @@ from typing import Any
 import jax
 import ml_collections
 import numpy as np
-import tqdm
 
 from fedjax_flat import data as data_lib
 from fedjax_flat import groups as groups_lib
-from fedjax_flat import models, parts, rng
+from fedjax_flat import models, parts, progress, rng
 from fedjax_flat.algorithms.fedseq2par import growth, stages
 from fedjax_flat.client import local_training
 from fedjax_flat.data import Dataset, Examples, FederatedData, HostData, Partition
@@ -201,7 +200,7 @@ def probe_task(config: ml_collections.ConfigDict, dataset: Dataset) -> Task:
 def _of_all(estimate: Estimate, data: FederatedData | HostData) -> np.ndarray:
     count, found = data.num_clients, []
     block = min(count, CLIENTS_AT_ONCE)
-    for start in tqdm.trange(0, count, block, desc="estimates", dynamic_ncols=True, disable=None):
+    for start in progress.bar(range(0, count, block), what="estimates"):
         chosen = np.full(block, -1, np.int32)
         here = np.arange(start, min(start + block, count))
         chosen[: len(here)] = here

@@ -22,6 +22,7 @@ has.
 """
 
 import itertools
+import logging
 import os
 import re
 from collections.abc import Iterable, Mapping
@@ -39,9 +40,10 @@ from fedjax_flat.experiment import config as config_lib
 from fedjax_flat.experiment import usage
 from fedjax_flat.experiment.assembly import Experiment
 from fedjax_flat.experiment.features import weights_digest
-from fedjax_flat.models import Variables
+from fedjax_flat.models import Variables, fitting
 
 Config: TypeAlias = ml_collections.ConfigDict
+logger = logging.getLogger("fedjax_flat")
 # Who the clients are, and what they have.
 COMMON = (
     "phases", "imports", "data.name", "data.validation", "data.validation_from", "data.unlabelled",
@@ -153,6 +155,19 @@ def hand_over(
             "Expected the same data and partition.*."
         )
     return state._replace(clients=with_owned(state.clients, theirs))
+
+
+def from_file(built: Experiment, path: str | os.PathLike) -> TrainState:
+    """The state of `built` before its first round, with the weights of a file.
+
+    Each is checked for its name and shape; a classifier of another width is left out, and is fresh.
+    """
+    key = rng.fold(jax.random.key(built.config.seed), "init")
+    fresh = jax.jit(built.task.init)(key)
+    found = fitting(jax.eval_shape(built.task.init, key), path)
+    if left := len(parts.take(fresh, lambda name: name not in found)):
+        logger.info("%d of the model's arrays are not in %s, and are fresh", left, path)
+    return built.init(parts.put(fresh, found))
 
 
 def _same(a: Partition, b: Partition) -> bool:

@@ -19,6 +19,7 @@ Config = Any  # ml_collections.ConfigDict, whose attributes are the settings
 
 
 AVERAGES = ("swa", "wima")
+LOGGERS = ("csv", "tensorboard", "wandb")
 
 
 def methods_of(config: Config) -> tuple[Method, list[Method]]:
@@ -55,6 +56,14 @@ def asynchronous_of(config: Config) -> Method | None:
     """FedAsync or FedBuff, if it is named."""
     named = [m for m in methods_of(config)[1] if m.name in ("fedasync", "fedbuff")]
     return named[0] if named else None
+
+
+def loggers(config: Config) -> list[str]:
+    """Where metrics go beside metrics.jsonl: `csv+wandb`."""
+    names = [] if config.metrics.to == "none" else config.metrics.to.split("+")
+    for name in names:
+        errors.lookup("metrics.to", name, dict.fromkeys(LOGGERS))
+    return list(dict.fromkeys(names))
 
 
 def averages(config: Config) -> list[str]:
@@ -336,6 +345,7 @@ def check_combination(config: Config) -> None:
     """Refuses what a method cannot be combined with, and says why."""
     (method, added), client, server = methods_of(config), config.client, config.server
     averages(config)
+    loggers(config)
     check_crops(config.data.crop_padding, config.data.resized_crop)
 
     def refuse(setting: str, value: Any, why: str) -> None:

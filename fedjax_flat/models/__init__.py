@@ -25,7 +25,7 @@ from fedjax_flat.models.linear import Linear
 from fedjax_flat.models.lstm import ShakespeareLSTM, StackOverflowLSTM
 from fedjax_flat.models.mlp import MLP
 from fedjax_flat.models.mobile import EfficientNetLite0, MobileNetV2
-from fedjax_flat.models.pretrained import start_from
+from fedjax_flat.models.pretrained import fitting, start_from
 from fedjax_flat.models.random_features import LAWS, with_random_features
 from fedjax_flat.models.resnet import ResNet18, ResNet20
 from fedjax_flat.models.units import Units
@@ -135,5 +135,6 @@ __all__ = [
     "CLASSIFIER", "CNN", "LAWS", "MLP", "MODELS", "STATISTICS", "BiSeNetV2", "Clusters",
     "DeepLabV3", "EfficientNetLite0", "FemnistCNN", "GeM", "LeNet", "Linear", "MobileNetV2",
     "MobileNetV2GeM", "Model", "Outputs", "ResNet18", "ResNet18GeM", "ResNet20", "Units",
-    "Variables", "build", "from_linen", "load_weights", "num_parameters", "with_random_features",
+    "Variables", "build", "fitting", "from_linen", "load_weights", "num_parameters",
+    "with_random_features",
 ]

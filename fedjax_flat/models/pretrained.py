@@ -21,21 +21,26 @@ The arrays are constants of the compiled `init`, which runs once; nothing else c
 import os
 import re
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from fedjax_flat import errors, parts
-from fedjax_flat.models.base import CLASSIFIER, Model, Variables
+from fedjax_flat.models.base import CLASSIFIER, Model
 from fedjax_flat.models.weights import load_weights
 
 Arrays = dict[str, np.ndarray]
 
 
 def start_from(model: Model, path: str | os.PathLike) -> Model:
-    """`model`, whose `init` returns the weights of a file, each checked for its shape."""
-    shapes = jax.eval_shape(model.init, jax.random.key(0))
+    """`model`, whose `init` returns the weights of a file."""
+    values = fitting(jax.eval_shape(model.init, jax.random.key(0)), path)
+    return model._replace(init=lambda key: parts.put(model.init(key), values))
+
+
+def fitting(shapes: Any, path: str | os.PathLike) -> Arrays:
+    """The weights of a file for variables of these shapes, by our names, each checked."""
     expected = parts.take(shapes, lambda name: True)
     found = in_our_names(load_weights(path))
     inside = f"params/{CLASSIFIER}/"
@@ -50,12 +55,7 @@ def start_from(model: Model, path: str | os.PathLike) -> Model:
         fresh += decoder
     fresh += [n for n in expected if "gem" in n.split("/") and n not in found]
     _check(path, found, {n: s for n, s in expected.items() if n not in fresh})
-
-    def init(key: jax.Array) -> Variables:
-        values = {n: jnp.asarray(a, expected[n].dtype) for n, a in found.items()}
-        return parts.put(model.init(key), values)
-
-    return model._replace(init=init)
+    return {n: a.astype(expected[n].dtype) for n, a in found.items()}
 
 
 def _check(path, found, expected) -> None:

@@ -1,10 +1,11 @@
 """Files of weights as NumPy arrays by name; nothing that a file says is ever executed.
 
-What a file is, its first bytes say: `.safetensors`; `.npz` (never with pickled objects); torch's
-`.pt` and `.pth`, both the zip archives of torch 1.6 and later and the older files. Torch's are
-pickles with the tensors' bytes beside them. The unpickler here knows dicts, the types of storages
-and the marks that say "a tensor of this storage, offset, shape and strides"; it refuses every other
-name, and no mark makes it read outside the storage. Torch itself is not needed.
+What a file is, its first bytes say: `.safetensors`; `.npz` (never with pickled objects); flax's
+`.msgpack`, nested dicts of arrays; torch's `.pt` and `.pth`, both the zip archives of torch 1.6 and
+later and the older files. Torch's are pickles with the tensors' bytes beside them. The unpickler
+here knows dicts, the types of storages and the marks that say "a tensor of this storage, offset,
+shape and strides"; it refuses every other name, and no mark makes it read outside the storage.
+Torch itself is not needed.
 
 Layout of an old torch file: five pickles (a magic number, 1001, facts about the writer's machine,
 the tree with marks, the storages' names in order), then for each storage its length as an int64 and
@@ -22,6 +23,7 @@ import zlib
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import flax
 import ml_dtypes
 import numpy as np
 
@@ -59,7 +61,7 @@ class _Mark(NamedTuple):
 
 
 def load_weights(path: str | os.PathLike) -> dict[str, np.ndarray]:
-    """The arrays of a file by name; names within nested dicts are joined by dots."""
+    """The arrays of a file by name; names within nested dicts are joined by dots, flax's by /."""
     path = pathlib.Path(path).expanduser()
     if not path.is_file():
         raise errors.UsageError(f"weights {path}: no such file.")
@@ -82,7 +84,20 @@ def _reader(data: bytes):
         return _safetensors
     if data[:1] == b"\x80":
         return _old_torch
-    raise _Refused("expected .safetensors, .npz, or a torch file; it begins like none of these.")
+    if b"\x81" <= data[:1] <= b"\x8f" or data[:1] in (b"\xde", b"\xdf"):  # a dict
+        return _msgpack
+    raise _Refused(
+        "expected .safetensors, .npz, .msgpack, or a torch file; it begins like none of these."
+    )
+
+
+def _msgpack(data: bytes) -> dict[str, np.ndarray]:
+    tree = flax.serialization.msgpack_restore(data)
+    found = flax.traverse_util.flatten_dict(tree, sep="/")
+    wrong = next((n for n, a in found.items() if not isinstance(a, np.ndarray)), None)
+    if wrong is not None:
+        raise _Refused(f"{wrong} is a {type(found[wrong]).__name__}; expected arrays only.")
+    return found
 
 
 def _safetensors(data: bytes) -> dict[str, np.ndarray]:

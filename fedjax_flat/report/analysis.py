@@ -17,9 +17,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import tqdm
 
-from fedjax_flat import curvature, errors, landscape
+from fedjax_flat import curvature, errors, landscape, progress
 from fedjax_flat.curvature import DataLoss
 from fedjax_flat.disk import write_atomically
 from fedjax_flat.models import Variables
@@ -345,4 +344,4 @@ def _grid(base, what, loss, params, directions, x, y, label) -> landscape.Grid:
 
 
 def _bar(label: str, total: int | None = None):
-    return lambda steps: tqdm.tqdm(steps, desc=label, total=total, dynamic_ncols=True)
+    return lambda steps: progress.bar(steps, what=label, total=total)

@@ -20,6 +20,7 @@ from fedjax_flat import errors
 from fedjax_flat import groups as groups_lib
 from fedjax_flat.experiment import usage
 from fedjax_flat.report import pictures, tables
+from fedjax_flat.report.groups import grouped, read
 from fedjax_flat.run import metrics
 from fedjax_flat.run.restore import load_run
 from fedjax_flat.run.run_folder import RunFolder
@@ -150,26 +151,32 @@ def growth(
 def reach(
     runs: Sequence[str], centralised: float, figure: str | None = None, split: str = "test"
 ) -> str:
-    """Rounds and messages to 70 % and 90 % of a centralised score, in percent."""
+    """Rounds and messages to 70 % and 90 % of a centralised score, in percent.
+
+    Of seeds, the mean over those that get there.
+    """
     errors.positive("--centralised", centralised)
-    rows, found = [], {}
-    for run in runs:
-        folder = RunFolder(run)
-        folder.config()  # or it says what the folder is instead
-        records = metrics.read(folder.metrics_file)
-        rounds = [metrics.rounds_to(records, share * centralised / 100, split=split)
-                  for share in SHARES]
-        found[pictures.label(run)] = rounds
-        sent = ["-" if t is None else str(messages(records, t)) for t in rounds]
-        reached = ["-" if t is None else str(t) for t in rounds]
-        rows.append([pathlib.Path(run).name, *reached, *sent])
+    rows: list[list[str]] = []
+    found: dict[str, list[float | None]] = {}
+    for group in grouped([read(run) for run in runs]):
+        reached, rounds = [], []
+        for share in SHARES:
+            of_seeds = [(r.records, metrics.rounds_to(
+                r.records, share * centralised / 100, split=split)) for r in group.runs]
+            there = [(t, messages(records, t)) for records, t in of_seeds if t is not None]
+            some = "" if len(there) == len(of_seeds) else f" ({len(there)} of {len(of_seeds)})"
+            means = np.mean(there, axis=0).tolist() if there else None
+            rounds.append(means[0] if means else None)
+            reached.append([f"{m:.0f}{some}" for m in means] if means else ["-", "-"])
+        found[group.label] = rounds
+        rows.append([group.label, *(r for r, _ in reached), *(m for _, m in reached)])
     by = [f"{100 * share:.0f} %" for share in SHARES]
     header = ["run", *(f"rounds to {b}" for b in by), *(f"messages to {b}" for b in by)]
     text = tables.table(header, rows)
     return text if figure is None else f"{text}\n{tables.named('figure', bars(found, figure))}"
 
 
-def bars(found: Mapping[str, Sequence[int | None]], path: Any) -> pathlib.Path:
+def bars(found: Mapping[str, Sequence[float | None]], path: Any) -> pathlib.Path:
     """Rounds to both shares, side by side; nothing where a run did not get there."""
     figure, (ax,) = pictures.new_figure(1, 1, (1.2 + 1.1 * len(found), 3.4))
     for i, share in enumerate(SHARES):

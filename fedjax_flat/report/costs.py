@@ -63,7 +63,8 @@ def spent(run: str | os.PathLike, last: int | None = None) -> tuple[float, float
     clients = Partition.load(first.partition_file).num_clients
     sent, flops = metrics.bytes_until(found, last), metrics.flops_until(found, last)
     here = None if flops is None else flops / clients
-    if (before := first.init()) is None:
+    before = first.init()
+    if before is None or before.is_file():
         return sent, here
     earlier, work = spent(before)
     return earlier + sent, None if here is None or work is None else here + work

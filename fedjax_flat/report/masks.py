@@ -53,15 +53,16 @@ def masks(
     folder = trained.folder.path / "masks"
     folder.mkdir(parents=True, exist_ok=True)
     done = int(trained.state.round)
+    name = f"{model}_round{done}"
     figures = [
-        draw(trained, dataset, split, model, examples, folder / f"{model}_{split}.png"),
-        bars(scores, dataset, folder / f"{model}_classes.png"),
+        draw(trained, dataset, split, model, examples, folder / f"{name}_{split}{examples}.png"),
+        bars(scores, dataset, folder / f"{name}_classes.png"),
     ]
     result = {
         "run": str(run), "model": model, "round": done, "classes": list(names_of(dataset)),
         "scores": scores,
     }
-    write_atomically(folder / f"{model}.json", json.dumps(result, indent=2) + "\n")
+    write_atomically(folder / f"{name}.json", json.dumps(result, indent=2) + "\n")
     return result | {"figures": [str(path) for path in figures]}
 
 

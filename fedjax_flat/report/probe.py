@@ -33,7 +33,7 @@ def probe(
     for count in random:
         errors.at_least("--random", count, 1)
     trained = load_run(run, data_dir)
-    found = {"run": trained.folder.path.name, "model": model, "round": int(trained.state.round)}
+    found = {"run": str(run), "model": model, "round": int(trained.state.round)}
     variables = trained.model(model)
     found["classifier"] = _accuracy(trained.experiment, variables)
     for count in (0, *random):

@@ -9,6 +9,7 @@ InceptionV3's; distances by different networks cannot be compared, so the networ
 """
 
 import json
+import os
 import pathlib
 from typing import Any
 
@@ -21,7 +22,7 @@ from fedjax_flat import errors, rng
 from fedjax_flat.attacks import frechet, recover
 from fedjax_flat.disk import write_atomically
 from fedjax_flat.experiment import config as config_lib
-from fedjax_flat.report import pictures
+from fedjax_flat.report import pictures, results
 from fedjax_flat.run.restore import TrainedRun, load_run
 
 
@@ -78,7 +79,8 @@ def recovery(
         "discriminator_loss": float(found.discriminator[-100:].mean()),
         "generator_loss": float(found.generator[-100:].mean()),
     }
-    name = f"{model}_round{result['round']}_client{client}"
+    told = results.digest([steps, guided, train, count, os.path.abspath(by)])
+    name = f"{model}_round{result['round']}_client{client}_{told}"
     base = trained.folder.path / "recovery" / name
     base.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(base.with_suffix(".json"), json.dumps(result, indent=2) + "\n")
@@ -95,7 +97,9 @@ def draw(made: np.ndarray, real: np.ndarray, largest: float, path: pathlib.Path)
         shown = np.zeros((rows * columns, *images.shape[1:]), np.float32)
         part = images[: rows * columns]
         shown[: len(part)] = part
-        height, width, channels = images.shape[1:]
+        edge = ((0, 0), (1, 1), (1, 1), (0, 0))
+        shown = np.pad(shown, edge, constant_values=largest)  # digits would run into each other
+        height, width, channels = shown.shape[1:]
         grid = shown.reshape(rows, columns, height, width, channels).swapaxes(1, 2)
         grid = np.clip(grid.reshape(rows * height, columns * width, channels) / largest, 0, 1)
         ax.imshow(grid if channels == 3 else grid[..., 0], cmap=None if channels == 3 else "gray")

@@ -11,10 +11,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import tqdm
 
 from fedjax_flat import data as data_lib
-from fedjax_flat import errors
+from fedjax_flat import errors, progress
 from fedjax_flat.data.corruptions import CORRUPTIONS, SEVERITIES, corrupted, folder_of
 from fedjax_flat.disk import write_atomically
 from fedjax_flat.experiment import config as config_lib
@@ -50,7 +49,7 @@ def robustness(
         one.model(model)
     count = min(examples or len(dataset.test.labels), len(dataset.test.labels))
     accuracy: dict[str, dict[str, float]] = {label: {} for label in trained}
-    for name in tqdm.tqdm(("clean", *corruptions), desc="corruptions", dynamic_ncols=True):
+    for name in progress.bar(("clean", *corruptions), what="corruptions"):
         if name == "clean":
             seen = data_lib.Examples(dataset.test.inputs[:count], dataset.test.labels[:count])
         else:

@@ -165,6 +165,19 @@ def _alone() -> ocp.options.MultiprocessingOptions:
     )
 
 
+def changed(a: Any, b: Any) -> list[str]:
+    """The leaves of two states of the same shape whose bits differ, and by how much at most."""
+    found = []
+    for (path, x), y in zip(jax.tree_util.tree_leaves_with_path(without_keys(a)),
+                            jax.tree.leaves(without_keys(b)), strict=True):
+        x, y = np.asarray(x), np.asarray(y)
+        if x.tobytes() != y.tobytes():
+            most = np.abs(x.astype(np.float64) - y.astype(np.float64)).max()
+            name = jax.tree_util.keystr(path, simple=True, separator="/")
+            found.append(f"{name} by up to {most:.3g}")
+    return found
+
+
 def _is_key(x: Any) -> bool:
     return jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
 

@@ -41,6 +41,17 @@ def record(path: pathlib.Path, partition: str, imports: tuple[str, ...]) -> None
         "command": shlex.join([*program.split(), *sys.argv[1:]]),
     }
     environment = {
+        **now(),
+        "partition": partition,
+        "imports": {file: plugins.digest(pathlib.Path(file)) for file in imports},
+        "commands": [*before.get("commands", ()), command],
+    }
+    disk.write_atomically(path, json.dumps(environment, indent=2) + "\n")
+
+
+def now() -> dict[str, Any]:
+    """With what this process would train."""
+    return {
         "versions": {
             "fedjax_flat": __version__,
             "python": platform.python_version(),
@@ -50,11 +61,16 @@ def record(path: pathlib.Path, partition: str, imports: tuple[str, ...]) -> None
         "xla_flags": os.environ.get("XLA_FLAGS", ""),
         "kernels": kernels.name(),
         "git": git_revision(),
-        "partition": partition,
-        "imports": {file: plugins.digest(pathlib.Path(file)) for file in imports},
-        "commands": [*before.get("commands", ()), command],
     }
-    disk.write_atomically(path, json.dumps(environment, indent=2) + "\n")
+
+
+def changes(recorded: dict[str, Any]) -> list[str]:
+    """What is not as it was recorded: 'kernels: onednn, now jax'."""
+    flat = lambda found: {**found, **found.get("versions", {}), "versions": ""}
+    before, here = flat(recorded), flat(now())
+    shown = lambda value: " ".join(value) if isinstance(value, list) else str(value) or "none"
+    return [f"{name}: {shown(before[name])}, now {shown(value)}"
+            for name, value in here.items() if before.get(name, value) != value]
 
 
 def git_revision() -> str:

@@ -12,14 +12,14 @@ from typing import Any
 import jax
 import ml_collections
 import numpy as np
-import tqdm
 
 from fedjax_flat import debug, errors, experiment, memory
+from fedjax_flat import progress as progress_lib
 from fedjax_flat.data import FederatedData, HostData
 from fedjax_flat.engine.feed import Feed
 from fedjax_flat.engine.round import RoundInfo, Traffic, TrainState, many_rounds, traffic
 from fedjax_flat.experiment import costs, phases
-from fedjax_flat.run import branch, distributed, evaluation, flatness, metrics
+from fedjax_flat.run import branch, distributed, evaluation, flatness, loggers, metrics
 from fedjax_flat.run.checkpoint import Checkpoints, with_keys, without_keys
 from fedjax_flat.run.interrupt import stop_request
 from fedjax_flat.run.restore import load_run
@@ -60,8 +60,8 @@ def train(
     """Trains as `config` says in run folder `run`, going on from its newest checkpoint.
 
     With `start_from`, `RUN` or `RUN@ROUND`, a new run begins with a checkpoint of another
-    (run/branch.py), up to which it would have been trained alike; with `init`, another run, with
-    its global model alone (`hand_over`, experiment/phases.py).
+    (run/branch.py), up to which it would have been trained alike; with `init`, another run or a
+    file of weights, with its global model alone (`hand_over`, `from_file`, experiment/phases.py).
     A run that began with other compiled kernels (ops/kernels.py) goes on only if that is allowed;
     with `fresh`, the run that is there is deleted first.
     """
@@ -97,13 +97,12 @@ def train(
         if config.debug:
             stack.enter_context(debug.checks())
         bar = stack.enter_context(
-            tqdm.tqdm(
-                total=config.rounds, initial=start, unit="round", dynamic_ncols=True,
-                disable=not (progress and distributed.is_primary()),
-                desc=errors.printable(os.path.basename(os.fspath(run))),
+            progress_lib.bar(
+                what=os.path.basename(os.fspath(run)), total=config.rounds, initial=start,
+                unit="rounds", show=progress and distributed.is_primary(),
             )
         )
-        state, stopped_by = _Loop(built, files, bar).run(state, start, stop)
+        state, stopped_by = Loop(built, files, bar).run(state, start, stop)
     return Result(
         state=state,
         models=built.models(state),
@@ -114,9 +113,11 @@ def train(
 
 
 def _start_of(built: experiment.Experiment, init, data_dir) -> TrainState | None:
-    """The state in which another run leaves this one, if there is such a run."""
+    """The state that a file's weights or another run make, if there is one."""
     if init is None:
         return None
+    if os.path.isfile(init):
+        return phases.from_file(built, init)
     before = load_run(init, data_dir)
     return phases.hand_over(built, before.experiment, before.state, init)
 
@@ -194,9 +195,8 @@ class _Files:
             config = self.built.config
             self.folder.record(config, self.built.partition)
             # From the start, the evaluation before the first round is made again as well.
-            self.writer = metrics.Writer(
-                self.folder.metrics_file, after_round=start or -1, tensorboard=config.tensorboard
-            )
+            self.writer = metrics.Writer(self.folder.metrics_file, after_round=start or -1)
+            self.writer.also = loggers.begin(config, self.folder.path, self.writer.kept, start)
             if config.eval.clients or self.built.evaluate_personal:
                 self.client_writer = metrics.Writer(
                     self.folder.clients_file, after_round=start or -1
@@ -255,9 +255,12 @@ class _Files:
                     stack.callback(writer.close)
 
 
-class _Loop:
-    def __init__(self, built: experiment.Experiment, files: _Files, bar):
+class Loop:
+    """Rounds up to the last, or up to `until`; what they make goes to `files`."""
+
+    def __init__(self, built: experiment.Experiment, files: Any, bar, until: int | None = None):
         self.built, self.config, self.files, self.bar = built, built.config, files, bar
+        self.until = built.config.rounds if until is None else until
         on_host = isinstance(built.data, HostData)  # each round brings its examples along
         self.most = 1 if on_host else self.config.rounds_per_dispatch
         self.dispatch = jax.jit(many_rounds(built.step, self.most), donate_argnums=0)
@@ -266,6 +269,7 @@ class _Loop:
         self.valid_until = 0  # the round from which on there are other groups
 
     def run(self, state: TrainState, start: int, stop) -> tuple[TrainState, int | None]:
+        """The state after the last round, and the signal that cut it short."""
         built = self.built
         if not isinstance(built.data, HostData):
             return self.rounds(state, start, stop, self.placed)
@@ -301,7 +305,7 @@ class _Loop:
             self.evaluate(state, done)
         if done == 0:
             self.measure_curvature(state, done)
-        while done < config.rounds:
+        while done < self.until:
             n = min(batch, self.next_event(done) - done) if distributed.is_primary() else 0
             n, signal = distributed.largest(n, stop.signal or 0)
             if signal:
@@ -322,7 +326,7 @@ class _Loop:
             if self.is_evaluated(done):
                 self.evaluate(state, done)
             self.measure_curvature(state, done)
-            if done % config.checkpoint.every == 0 or done == config.rounds:
+            if done % config.checkpoint.every == 0 or done == self.until:
                 self.files.save(done, state)
             batch = max(1, min(self.most, int(DISPATCH_SECONDS * n / seconds)))
         self.files.save(done, state)
@@ -335,7 +339,7 @@ class _Loop:
         last_rounds = max(done + 1, config.rounds - config.eval.window + 1)
         return min(
             after(config.eval.every), after(config.curvature.every),
-            after(config.checkpoint.every), last_rounds, self.next_groups(done), config.rounds,
+            after(config.checkpoint.every), last_rounds, self.next_groups(done), self.until,
         )
 
     def is_evaluated(self, done: int) -> bool:

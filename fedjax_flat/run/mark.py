@@ -19,23 +19,27 @@ MARK = ".fedjax_flat_run.json"
 LOCK = ".lock"
 _PARTIAL = r"|\.partial-.+"
 _DRAWN = r"(png|pdf|svg|eps|ps|jpe?g|tiff?|webp|svgz|pgf)"
-# folder: what in it is ours; a checkpoint is a folder, with all that is inside
+# folder: what in it is ours
 _OURS = {
     ".": r"((config|environment|origin|features|init|groups)\.json|(partition|groups)\.npz|"
-         r"(metrics|clients)\.jsonl)(\.damaged|\.partial)?|traceback-.+\.txt|"
+         r"(metrics|clients)\.jsonl|metrics\.csv)(\.damaged|\.partial)?|traceback-.+\.txt|"
          + re.escape(MARK) + _PARTIAL,
     "checkpoints": r"\d+|\d+\.orbax-checkpoint-tmp.*",
+    "export": r".+_round\d+\.(safetensors|msgpack|npz)" + _PARTIAL,
     "curvature": r"(.+_(lanczos|power)\d+(_float64)?(_seed\d+)?|clients\d+_(round\d+_)?train\d+)"
                  rf"\.(npz|json|{_DRAWN})|\.lock-.+" + _PARTIAL,
     "figures": r"(score|curvature|temperature|growth|distances|similarity|clients_.+)"
                rf"\.{_DRAWN}" + _PARTIAL,
     "imports": r"\d+_.+" + _PARTIAL,
     "landscape": rf"(surface|plane|line)s?_.+\.(npz|json|html|{_DRAWN})|\.lock-.+" + _PARTIAL,
+    "masks": rf".+_round\d+(_.+)?\.(json|{_DRAWN})" + _PARTIAL,
     "probe": r".+_ridge.+\.json" + _PARTIAL,
-    "recovery": rf".+_round\d+_client\d+\.(json|{_DRAWN})" + _PARTIAL,
+    "recovery": rf".+_round\d+_client\d+(_[0-9a-f]{{8}})?\.(json|{_DRAWN})" + _PARTIAL,
     "robustness": r".+_severity\d_test\d+(_[0-9a-f]{8})?\.(json|" + _DRAWN + ")" + _PARTIAL,
     "tensorboard": r"events\.out\..+",
+    "wandb": r"(offline-)?run-.+|latest-run|.+\.log",
 }
+_WHOLE = ("checkpoints", "wandb")  # whose folders are ours with all that is inside
 # A phase's folder, which is a run folder of its own, with a mark of its own: 2_fedavg_head.
 _PHASE = r"\d+_[\w.+-]+"
 
@@ -89,7 +93,7 @@ def ours(folder: pathlib.Path) -> list[pathlib.Path]:
             found.append(inside)  # the link; where it leads is not ours
         elif inside.is_dir():
             named = [p for p in inside.iterdir() if re.fullmatch(pattern, p.name)]
-            found += [p for p in named if name == "checkpoints" or p.is_symlink() or p.is_file()]
+            found += [p for p in named if name in _WHOLE or p.is_symlink() or p.is_file()]
     return sorted(found)
 
 

@@ -15,8 +15,8 @@ import json
 import os
 import pathlib
 import warnings
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -70,10 +70,18 @@ def ranges(numbers: Iterable[int]) -> str:
     return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
 
 
-class Writer:
-    """Appends records to metrics.jsonl and, if asked, to TensorBoard events."""
+class Logger(Protocol):
+    """Where else records go."""
 
-    def __init__(self, path: str | os.PathLike, *, after_round: int, tensorboard: bool = False):
+    def write(self, record: dict[str, Any]) -> None: ...
+    def flush(self) -> None: ...
+    def close(self) -> None: ...
+
+
+class Writer:
+    """Appends records to metrics.jsonl, and hands them to `also` (loggers.py)."""
+
+    def __init__(self, path: str | os.PathLike, *, after_round: int):
         self._path = pathlib.Path(path)
         records, damaged = _lines(self._path)
         if damaged:
@@ -82,37 +90,26 @@ class Writer:
         self.kept = [r for r in records if r["round"] <= after_round]
         disk.write_atomically(self._path, "".join(json.dumps(r) + "\n" for r in self.kept))
         self._file = open(self._path, "a", opener=disk.no_link)  # noqa: SIM115 (see `close`)
-        self._events = self._event_writer(after_round) if tensorboard else None
-
-    def _event_writer(self, after_round: int):
-        try:
-            import tensorboardX
-        except ImportError as e:
-            raise errors.UsageError(
-                "config.tensorboard needs tensorboardX: pip install 'fedjax-flat[tensorboard]'."
-            ) from e
-        folder = self._path.parent / "tensorboard"
-        return tensorboardX.SummaryWriter(str(folder), purge_step=after_round + 1)
+        self.also: Sequence[Logger] = ()
 
     def write(self, record: dict[str, Any]) -> None:
         """Adds one record."""
         self._file.write(json.dumps(record) + "\n")
-        if self._events:
-            prefix = f"{record['split']}/{record['model']}"
-            for name, value in record.items():
-                if isinstance(value, float):
-                    self._events.add_scalar(f"{prefix}/{name}", value, record["round"])
+        for logger in self.also:
+            logger.write(record)
 
     def flush(self) -> None:
         """Records up to here survive a killed process."""
         self._file.flush()
         os.fsync(self._file.fileno())
+        for logger in self.also:
+            logger.flush()
 
     def close(self) -> None:
         """Writes what is pending."""
         with contextlib.ExitStack() as stack:  # all of it, even on a full disk
-            if self._events:
-                stack.callback(self._events.close)
+            for logger in self.also:
+                stack.callback(logger.close)
             stack.callback(self._file.close)
             stack.callback(self.flush)
 

@@ -8,7 +8,7 @@
     groups.npz         who trained in sequence with whom, at first, with a content hash
     groups.json        a hash of all groups, and the rounds in which there were others
     features.json      digests of what features are of, where these are the examples
-    init.json          the run with whose model this one began, if it did
+    init.json          the run, or file of weights, with whose model this one began, if it did
     imports/           users' files that registered what the config names, as they were
     metrics.jsonl      one object per record
     clients.jsonl      each client's score, loss and output norm, where models met clients' examples
@@ -198,6 +198,7 @@ class RunFolder:
         with self.explained():
             if self.is_new():
                 mark.write(self.path)
+                self.init_file.unlink(missing_ok=True)  # of a start that failed
                 if not self.origin_file.exists():
                     shutil.rmtree(self.checkpoints / "0", ignore_errors=True)  # see is_new
                 partition.save(self.partition_file)
@@ -377,7 +378,7 @@ class RunFolder:
         )
 
     def init(self) -> pathlib.Path | None:
-        """The run with whose model this one began, if it did."""
+        """The run, or file of weights, with whose model this one began, if it did."""
         found = disk.told(self.init_file, ["run"])
         return pathlib.Path(os.path.abspath(self.path / str(found["run"]))) if found else None
 

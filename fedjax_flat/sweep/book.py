@@ -12,6 +12,7 @@ last checkpoint.
 
 import json
 import pathlib
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -105,13 +106,15 @@ class Book:
         disk.write_atomically(self.path(name, "json"), text)
 
     def last_lines(self, name: str, count: int = 3) -> list[str]:
-        """Of what a cell printed, without progress bars."""
+        """Of what a cell printed, without its progress."""
         try:
             text = self.path(name, "log").read_text(errors="replace")
         except FileNotFoundError:
             return []
         lines = [line.rpartition("\r")[2].strip() for line in text.splitlines()]
-        return [errors.printable(line) for line in lines if line and "round/s" not in line][-count:]
+        progress = re.compile(r"\d+ of \d+ rounds, ")
+        said = [line for line in lines if line and not progress.search(line)]
+        return [errors.printable(line) for line in said[-count:]]
 
     def scores(self, name: str, split: str) -> list[tuple[int, float]]:
         """(round, score) of a cell's global model on a split, so far; nothing of round 0."""

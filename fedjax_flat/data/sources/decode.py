@@ -17,7 +17,7 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from fedjax_flat import errors
+from fedjax_flat import errors, progress
 from fedjax_flat.data.sources import files
 
 VERSION = 1  # of what is in caches; another number makes them anew
@@ -136,7 +136,6 @@ def _allocate(path: pathlib.Path, shape: tuple[int, ...]) -> None:
 
 
 def _fill(name: str, array: np.ndarray, fetch: Callable, one: Callable) -> None:
-    import tqdm
     from PIL import Image
 
     wrong: dict[int, str] = {}
@@ -153,8 +152,7 @@ def _fill(name: str, array: np.ndarray, fetch: Callable, one: Callable) -> None:
     parts = [range(i, min(i + _AT_ONCE, count)) for i in range(0, count, _AT_ONCE)]
     pool = concurrent.futures.ThreadPoolExecutor(os.cpu_count())
     try:
-        with tqdm.tqdm(desc=f"decoding {name}", total=count, unit=" images", disable=None,
-                       dynamic_ncols=True) as bar:
+        with progress.bar(what=f"decoding {name}", total=count, unit="images") as bar:
             for done in pool.map(put, parts):
                 bar.update(done)
     finally:  # Ctrl-C waits for the pictures in hand, not for all
