@@ -69,7 +69,7 @@ def get_config(text=""):
     each = o.cohort or 5
     c.cohort.size = each * clusters if o.method == "hierfavg" else each
     c.algorithm.name = "fedavg" if o.method in ("fedvc", "centralised") else o.method
-    if o.method == "fedvc":  # see configs/fedvc.py
+    if o.method == "fedvc":  # fedvc_drawn of configs/fedvc.py
         c.cohort.sampling, c.algorithm.weighting = "sizes", "uniform"
     if o.method == "hierfavg":
         c.groups.name, c.groups.count, c.algorithm.hierfavg.every = "names", clusters, o.T_c

@@ -75,7 +75,7 @@ def test_shellcheck():
 def trained_with(command):
     """The arguments of `train` in a command, as the command line and the config take them."""
     words = shlex.split(command)
-    args, rest = cli._parser().parse_known_args(words[words.index("train"):])
+    args, rest = cli.parser().parse_known_args(words[words.index("train"):])
     return args, load_config(str(ROOT / args.config), rest, None)
 
 

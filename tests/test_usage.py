@@ -70,7 +70,7 @@ def test_config_json_holds_what_the_run_uses():
     }
     assert set(stored["algorithm"]) == {"name", "weighting"}
     assert set(stored["partition"]) == {
-        "name", "clients", "alpha", "counts", "size_sigma", "size_alpha", "seed"
+            "name", "clients", "alpha", "counts", "size_sigma", "size_alpha", "seed", "virtual"
     }
     sam = json.loads(config_lib.to_json(small_config(algorithm__name="fedsam+swa")))
     assert sam["client"]["rho"] == 0.1

@@ -405,6 +405,13 @@ def is_retrieval(config: ml_collections.ConfigDict, dataset: Dataset) -> bool:
     return task_name(config, dataset) == "retrieval"
 
 
+def outputs_of(config: ml_collections.ConfigDict, dataset: Dataset) -> int:
+    """How many numbers a network says: one for each class, or an embedding."""
+    if is_retrieval(config, dataset):
+        return config.task.dimensions
+    return dataset.num_classes or 1
+
+
 def task_name(config: ml_collections.ConfigDict, dataset: Dataset) -> str:
     """What is learned: as the config says, or what the data are for."""
     return dataset.task if config.task.name == "auto" else config.task.name
@@ -452,7 +459,7 @@ def build_task(config: ml_collections.ConfigDict, dataset: Dataset, network: Net
     if config.data.features:
         preprocess = data_lib.preprocess(dataset, mixup=config.data.mixup)
         model = models.build(
-            "linear", num_classes=dataset.num_classes or 1, inputs=preprocess.inputs
+            "linear", num_classes=outputs_of(config, dataset), inputs=preprocess.inputs
         )
     else:
         preprocess, model = network
@@ -487,7 +494,7 @@ def build_network(
     network = config_lib.options_of(config, "model", models.MODELS.find(config.model.name))
     model = models.build(
         config.model.name,
-        num_classes=dataset.num_classes or 1,
+        num_classes=outputs_of(config, dataset),
         inputs=preprocess.inputs,
         precision=config.model.precision,
         frozen_stats=(

@@ -284,6 +284,8 @@ _RULES: list[tuple[tuple[str, ...], Callable[[Config], bool], str]] = [
     (("task.negatives", "task.positive"),
      lambda c: c.task.loss == "triplet" or c.task.mine_every > 0,
      "task.loss is not triplet, and task.mine_every is 0"),
+    (("task.dimensions",), lambda c: not c.model.name.endswith("_gem"),
+     "model.channels and model.embedding say it"),
     (("task.mine_every",), takes_steps, "{method} takes no local steps"),
     (("task.hard_of",), lambda c: c.task.hard < 1, "task.hard is 1: all pixels count"),
     (("data.unseen",), lambda c: c.data.split != "published", "the published lists say it"),

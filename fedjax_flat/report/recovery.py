@@ -95,7 +95,9 @@ def draw(made: np.ndarray, real: np.ndarray, largest: float, path: pathlib.Path)
         shown = np.zeros((rows * columns, *images.shape[1:]), np.float32)
         part = images[: rows * columns]
         shown[: len(part)] = part
-        height, width, channels = images.shape[1:]
+        edge = ((0, 0), (1, 1), (1, 1), (0, 0))
+        shown = np.pad(shown, edge, constant_values=largest)  # digits would run into each other
+        height, width, channels = shown.shape[1:]
         grid = shown.reshape(rows, columns, height, width, channels).swapaxes(1, 2)
         grid = np.clip(grid.reshape(rows * height, columns * width, channels) / largest, 0, 1)
         ax.imshow(grid if channels == 3 else grid[..., 0], cmap=None if channels == 3 else "gray")

@@ -51,6 +51,8 @@ logger = logging.getLogger("fedjax_flat")
 LOSSES = ("triplet", "contrastive", "multi_similarity")
 TINY = 1e-12
 SETTINGS = {
+    "dimensions": Setting(128, "of the embedding, by networks that are made for so many classes",
+                          at_least=2),
     "loss": Setting("triplet", "of which pairs are made", choices=LOSSES),
     "margin": Setting(0.1, "of triplet and contrastive", at_least=0),
     "negatives": Setting(5, "k: the hardest of an anchor, each a triplet", at_least=1),
@@ -76,6 +78,7 @@ def retrieval(
     preprocess: Preprocess,
     dataset: Dataset,
     *,
+    dimensions: int = 128,
     loss: str = "triplet",
     margin: float = 0.1,
     negatives: int = 5,
@@ -88,7 +91,11 @@ def retrieval(
     base: float = 0.5,
     epsilon: float = 0.1,
 ) -> Task:
-    """L2-normalised embeddings of images, compared with labels that are identities or positions."""
+    """L2-normalised embeddings of images, compared with labels that are identities or positions.
+
+    `dimensions` is for whoever builds the network.
+    """
+    del dimensions
     given = {"loss": loss, "margin": margin, "negatives": negatives, "positive": positive,
              "mine_every": mine_every, "alpha": alpha, "beta": beta, "epsilon": epsilon}
     for name, value in given.items():
@@ -102,10 +109,10 @@ def retrieval(
 
     def forward(variables, batch, key, at_blocks=None):
         outputs = model.apply(variables, batch.inputs, key, batch.mask, at_blocks)
-        if outputs.logits.ndim != 2:
+        if outputs.logits.ndim != 2 or outputs.logits.shape[1] < 2:
             raise errors.UsageError(
                 f"retrieval by outputs of shape {outputs.logits.shape}: expected one embedding "
-                "per image, (batch, dimensions)."
+                "per image, (batch, dimensions), of two or more numbers."
             )
         return outputs._replace(logits=normalised(outputs.logits))
 
