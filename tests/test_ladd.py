@@ -278,6 +278,7 @@ def test_wrong_settings(source, settings, message):
         ff.build(config)
 
 
+@pytest.mark.slow
 def test_models_of_clusters_are_for_tests_and_masks_alone(source, tmp_path):
     config = config_of(algorithm__name="ladd", algorithm__ladd__least=2, eval__clients=True)
     result = ff.train(config, tmp_path, progress=False)
@@ -317,6 +318,7 @@ def test_the_clusters_are_shown(source, tmp_path, capsys):
     assert any(line[:3] == ["mean", "silhouette", "of"] for line in printed)
 
 
+@pytest.mark.slow
 def test_samples_of_styles_are_drawn(source, tmp_path):
     from fedjax_flat.report.ownership import ownership
 

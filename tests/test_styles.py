@@ -117,7 +117,9 @@ def test_a_client_s_style_is_the_mean_of_its_images():
         np.testing.assert_allclose(row, expected, rtol=1e-4)
 
 
-@pytest.mark.parametrize("donors", ["others", "all"])
+@pytest.mark.parametrize(
+    "donors", ["others", pytest.param("all", marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("name", ["lab", "cfsi", "fda"])
 def test_half_of_the_images_take_a_style_that_may_be_drawn(name, donors):
     """Every image is what NumPy makes of it with one of the allowed entries, for some strength."""
