@@ -89,9 +89,8 @@ def torch(size):
     return turn
 
 
-def work(system, size):
-    """Answers every line with the seconds and the last loss of a turn."""
-    turn = {"ours": ours, "torch": torch}[system](size)
+def serve(turn):
+    """Answers every line with the seconds of a turn and what it returns."""
     turn()
     for _ in sys.stdin:
         start = time.perf_counter()
@@ -108,7 +107,7 @@ def main():
     except ImportError:
         print("torch is not here: only our own figures")
     for size in (10, 64):
-        workers = {s: start(s, size) for s in systems}
+        workers = {s: start(__file__, s, size) for s in systems}
         for worker in workers.values():
             ask(worker)
         turns = [{s: ask(w) for s, w in workers.items()} for _ in range(TURNS)]
@@ -126,9 +125,9 @@ def main():
         print("; ".join(line), flush=True)
 
 
-def start(system, size):
+def start(file, *words):
     """A process that waits to be asked."""
-    command = [sys.executable, os.path.abspath(__file__), system, str(size)]
+    command = [sys.executable, os.path.abspath(file), *map(str, words)]
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
@@ -140,4 +139,7 @@ def ask(worker):
 
 
 if __name__ == "__main__":
-    work(sys.argv[1], int(sys.argv[2])) if len(sys.argv) > 1 else main()
+    if len(sys.argv) > 1:
+        serve({"ours": ours, "torch": torch}[sys.argv[1]](int(sys.argv[2])))
+    else:
+        main()

@@ -314,3 +314,9 @@ def test_mobilenetv2_of_imagenet():
     np.testing.assert_array_equal(params["classifier"]["bias"], arrays["fc_b"])
     kernel = params["b17"]["project"]["Conv_0"]["kernel"]
     np.testing.assert_array_equal(kernel, arrays["b17_project_w"] * arrays["b17_project_s"])
+    gem = models.build(
+        "mobilenetv2_gem", num_classes=0, inputs=(32, 32, 3), norm="none", pretrained=str(file)
+    )
+    pooled = jax.jit(gem.init)(jax.random.key(0)).params
+    np.testing.assert_array_equal(pooled["b17"]["project"]["Conv_0"]["kernel"], kernel)
+    assert "classifier" not in pooled

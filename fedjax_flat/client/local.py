@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_flat import debug, errors, parts, rng
-from fedjax_flat.client.mining import miner
+from fedjax_flat.client.mining import anchors_of, miner
 from fedjax_flat.client.terms import Term
 from fedjax_flat.data import federated
 from fedjax_flat.data.federated import ClientData, client_batch, shuffled_positions
@@ -94,6 +94,8 @@ def local_training(
     for name, count in (("batch_size", batch_size), ("epochs", epochs), ("steps", steps)):
         if count is not None:
             errors.at_least(name, count, 1)
+    if task.mining:
+        anchors_of(batch_size, task.mining.negatives)
     own_sharpness, own_frozen = sharpness, frozen
     batches = functools.partial(_batches, batch_size=batch_size, drop_last=drop_last)
 

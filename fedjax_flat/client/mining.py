@@ -130,7 +130,7 @@ def miner(task: Task, data: ClientData, variables: Variables, batch_size: int) -
 
 
 def anchors_of(batch_size: int, negatives: int) -> int:
-    """A: how many anchors a batch has room for."""
+    """A: how many anchors a batch has room for, one at least."""
     if batch_size < 3:
         raise errors.UsageError(
             f"client.batch_size = {batch_size} with task.mine_every: expected at least 3 images, "

@@ -18,7 +18,7 @@ def describe(name: str) -> dict[str, Any]:
     method = METHODS[name]
     built = _on_a_network_for(name)
     state = jax.eval_shape(built.init)
-    model = _floats(built.algorithm.models(state.server)["global"])
+    model = _floats(jax.eval_shape(built.algorithm.models, state.server)["global"])
     sent = traffic(built.algorithm, state, built.data_of([0]))
     ascends = method.sharpness in ("sam", "asam")
     gradients = method.gradients * (GRADIENTS_OF_SAM if ascends else 1)

@@ -29,7 +29,7 @@ CITIES = (  # of train_val
     "helsinki", "london", "manila", "melbourne", "moscow", "nairobi", "ottawa", "paris", "phoenix",
     "saopaulo", "sf", "tokyo", "toronto", "trondheim", "zurich",
 )
-_FOLDERS = ("mapillary_sls", "msls")
+_FOLDERS = ("mapillary_sls/train_val", "msls/train_val")
 _ROLES = ("database", "query")
 
 
@@ -49,8 +49,7 @@ def mapillary_sls(
     left_out: tuple[str, ...] = ("amsterdam", "manila"), skip_unreadable: bool = False,
 ) -> Dataset:
     """Street views of cities; natural clients are sequences."""
-    root = files.need("mapillary_sls", data_dir, _FOLDERS)
-    folder = files.need("mapillary_sls", root, ["train_val"])
+    folder = files.need("mapillary_sls", data_dir, _FOLDERS)
     here = sorted(p.name for p in folder.iterdir() if (p / "database").is_dir())
     for city in test_cities:
         errors.lookup("test city of mapillary_sls", city, dict.fromkeys(here))
@@ -69,7 +68,7 @@ def mapillary_sls(
                 f"{', '.join(left_out) or 'none'}."
             )
         images, kept = decode.pictures(
-            "mapillary_sls", [p.file for p in found], decode.Form(side), root=root,
+            "mapillary_sls", [p.file for p in found], decode.Form(side), root=folder.parent,
             skip_unreadable=skip_unreadable,
         )
         splits.append((images, _views([found[i] for i in kept])))
@@ -142,8 +141,9 @@ SOURCES.add("mapillary_sls", Source(
           "(Warburg et al. 2020)",
     size="about 1.68 million images, 24 cities with positions, clients are sequences",
     licence="Mapillary's, for research, given with the download",
-    files="mapillary_sls/train_val/CITY/{query,database}/ with images/KEY.jpg, postprocessed.csv, "
-          "seq_info.csv, raw.csv (images_vol_*.zip and metadata.zip, unpacked into one folder)",
+    files="mapillary_sls/train_val with CITY/{query,database}/images/KEY.jpg and beside images/ "
+          "postprocessed.csv, seq_info.csv, raw.csv (images_vol_*.zip and metadata.zip, unpacked "
+          "into one folder)",
     here=files.is_here(*_FOLDERS),
     settings={
         **listing.SETTINGS,
