@@ -14,7 +14,8 @@ the colon, with their defaults:
                            clustering, random_places. auto: natural for omniglot, else proximity
     radius=0               of a client's place in metres, of proximity: 1000, 2000, 4000. 0: 2000
                            (msls), 100 (streets: one street)
-    cohort=0               clients of a round, of each cluster if hierfavg; 0: 5 (5 per cluster)
+    cohort=0               clients of a round, of each cluster if hierfavg; 0: 5 (3 per cluster of
+                           streets, which has no more)
     rounds=0               T; 0: 300, or as total says
     iterations=0           I_loc: local steps. 0: one epoch
     total=0                I_tot = I_loc T |C|, which decides the rounds if given (2,000,000)
@@ -66,8 +67,9 @@ def get_config(text=""):
     c.client.batch_size, c.client.steps = 56, o.iterations
     c.client.sharpness = o.sharpness
     clusters = o.clusters or CITIES[o.data]
-    each = o.cohort or 5
-    c.cohort.size = each * clusters if o.method == "hierfavg" else each
+    by_city = o.method == "hierfavg"
+    each = o.cohort or (3 if by_city and o.data == "streets" else 5)
+    c.cohort.size = each * clusters if by_city else each
     c.algorithm.name = "fedavg" if o.method in ("fedvc", "centralised") else o.method
     if o.method == "fedvc":  # fedvc_drawn of configs/fedvc.py
         c.cohort.sampling, c.algorithm.weighting = "sizes", "uniform"

@@ -144,6 +144,7 @@ def test_two_analyses_at_once(runs, capsys):
         assert "another process is computing" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_double_precision_agrees(runs):
     found = [analysis.spectrum(runs[1], top=2, examples=64, precision=p)["lambda_1"]
              for p in ("float32", "float64")]

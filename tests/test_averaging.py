@@ -166,7 +166,10 @@ def test_the_window_lives_in_host_memory_and_survives_a_checkpoint_there(tmp_pat
     "settings",
     [
         {"server__average": "swa", "server__swa__start": 3.0, "server__swa__cycle": 3},
-        {"server__average": "swa+wima", "server__swa__cycle": 1, "server__wima__window": 4},
+        pytest.param(
+            {"server__average": "swa+wima", "server__swa__cycle": 1, "server__wima__window": 4},
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=["inside a cycle", "inside a window"],
 )

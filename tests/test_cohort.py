@@ -14,8 +14,10 @@ from fedjax_flat.engine.sampling import Cohort
 SIZES = (7, 3, 12, 1, 9, 5, 8)
 
 
-@pytest.mark.parametrize(("strategy", "chunk"), [("map", 1), ("chunked", 2), ("chunked", 7),
-                                                 ("chunked", 9), ("chunked", 3)])
+@pytest.mark.parametrize(("strategy", "chunk"), [
+    ("map", 1), ("chunked", 3), *(pytest.param("chunked", n, marks=pytest.mark.slow)
+                                  for n in (2, 7, 9)),
+])
 @pytest.mark.parametrize("sizes", [SIZES, (6,) * 7])
 def test_strategies_agree(strategy, chunk, sizes):
     problem = Problem(sizes)

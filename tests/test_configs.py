@@ -540,3 +540,10 @@ def test_options_of_feddrive_that_cannot_work():
     for options in ("clients=citys", "lists=uniform", "idda,lists=uniform,number=5"):
         with pytest.raises(ff.UsageError, match="expected"):
             feddrive(options)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedvc", "hierfavg"])
+def test_streets_have_the_clients_that_a_round_takes(method):
+    make = runpy.run_path(str(FOLDER / "fedvpr.py"))["get_config"]
+    built = ff.build(make(f"streets,method={method},model=mlp"))
+    assert built.config.cohort.size == {"hierfavg": 12}.get(method, 5)

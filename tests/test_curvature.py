@@ -58,6 +58,7 @@ def loss_at(problem, params):
     return problem.task.measure(outputs, batch)["loss"] / 23
 
 
+@pytest.mark.slow
 def test_a_clients_loss_is_that_of_its_examples():
     problem = Problem((7, 12, 4), hidden=(3,))
     data = problem.data

@@ -107,6 +107,7 @@ def small_disk(tmp_path):
     subprocess.run(["umount", str(folder)], check=True)
 
 
+@pytest.mark.slow
 def test_a_real_full_disk(small_disk, tmp_path, capsys):
     train = lambda rounds: cli.main(
         ["train", "--run", str(small_disk / "a"), "--quiet", f"--config.rounds={rounds}"]

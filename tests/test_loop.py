@@ -141,7 +141,9 @@ def test_kill_9_loses_nothing_that_was_saved(tmp_path):
     assert untimed(whole.records) == untimed(resumed.records)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGUSR1])
+@pytest.mark.parametrize("number", [
+    signal.SIGINT, pytest.param(signal.SIGUSR1, marks=pytest.mark.slow)
+])
 def test_signals_finish_the_round_save_and_say_how_to_go_on(tmp_path, number):
     run = tmp_path / "stopped"
     process = subprocess.Popen(

@@ -71,6 +71,15 @@ SMALLEST = {
 }
 
 
+@pytest.mark.parametrize("width", [0.05, 0.1, 0.5])
+def test_a_narrow_bisenet_is_as_deep_as_the_wide_one(width):
+    """Stages whose numbers of channels round to the same still halve the image."""
+    model = models.build("bisenetv2", num_classes=3, inputs=(64, 64, 3), width=width)
+    variables = jax.eval_shape(model.init, jax.random.key(0))
+    x = jax.ShapeDtypeStruct((1, 64, 64, 3), jnp.float32)
+    assert jax.eval_shape(model.apply, variables, x).logits.shape == (1, 64, 64, 3)
+
+
 DENSE = ("bisenetv2", "deeplabv3")  # a class for every pixel
 
 
@@ -184,6 +193,7 @@ def test_cnn_equals_plain_flax():
     np.testing.assert_allclose(logits, expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_resnet_equals_plain_flax():
     """The same parameters in nn.Conv, nn.GroupNorm and nn.Dense give the same logits."""
 

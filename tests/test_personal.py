@@ -418,6 +418,7 @@ def records(run, **wanted):
     return [r for r in found if all(r[n] == v for n, v in wanted.items())]
 
 
+@pytest.mark.slow
 def test_pruned_heads_in_a_run(folder):
     run = folder / "both/2_fp"
     (before, after) = (records(run, round=t, split="local_test", model="personal")[0]

@@ -80,7 +80,7 @@ def test_by_hand_it_is_the_same(folder):
 
 
 @pytest.mark.parametrize("stop", [
-    pytest.param(n, marks=() if n in (2, 3) else pytest.mark.slow) for n in range(1, 7)
+    pytest.param(n, marks=() if n == 3 else pytest.mark.slow) for n in range(1, 7)
 ])
 def test_stopped_and_resumed_anywhere(folder, tmp_path, monkeypatch, stop):
     """A signal in every round in turn, in the last of a phase too; then the same command."""
@@ -216,6 +216,7 @@ def test_fresh_deletes_every_phase_and_nothing_else(copy, capsys):
     assert left == {"mine.txt", "2_mine", NAMES[1], f"{NAMES[1]}/mine.txt"}
 
 
+@pytest.mark.slow
 def test_on_the_command_line(tmp_path, capsys):
     file = tmp_path / "c.py"
     file.write_text(

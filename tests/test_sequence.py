@@ -331,6 +331,7 @@ GROWING = {
 }
 
 
+@pytest.mark.slow
 def test_a_growing_run_is_resumed_bit_for_bit(tmp_path):
     """Stopped between two changes of groups, and continued; its folder says who was with whom."""
     config = small_config(**GROWING)

@@ -83,11 +83,14 @@ def test_config_json_holds_what_the_run_uses():
     ("name", "settings"),
     [
         ("fedsam", {"client__sharpness": "sam"}),
-        ("fedasam", {"client__sharpness": "asam"}),
-        ("fedavg+swa", {"server__average": "swa"}),
+        pytest.param("fedasam", {"client__sharpness": "asam"}, marks=pytest.mark.slow),
+        pytest.param("fedavg+swa", {"server__average": "swa"}, marks=pytest.mark.slow),
         ("fedavg+fedntd", {"algorithm__name": "fedntd"}),
         ("fedasam+wima", {"client__sharpness": "asam", "server__average": "wima"}),
-        ("fedavgm+fedsam", {"algorithm__name": "fedavgm", "client__sharpness": "sam"}),
+        pytest.param(
+            "fedavgm+fedsam", {"algorithm__name": "fedavgm", "client__sharpness": "sam"},
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_names_that_people_type(tmp_path, name, settings):

@@ -75,15 +75,16 @@ class Stem(nn.Module):
 
 
 class Gather(nn.Module):
-    """Gather and expand; of stride 2 where `features` are others than the input's."""
+    """Gather and expand; of stride 2 at the begin of a stage."""
 
     features: int
+    stride: int
 
     @nn.compact
     def __call__(self, x: jax.Array, **mode) -> jax.Array:
         own, wide = x.shape[-1], EXPANSION * x.shape[-1]
         y = ConvNorm(own)(x, **mode)
-        if self.features == own:
+        if self.stride == 1:
             y = ConvNorm(wide, depthwise=True)(y, **mode)
         else:
             y = ConvNorm(wide, stride=2, depthwise=True, active=False)(y, **mode)
@@ -166,7 +167,7 @@ class BiSeNetV2(nn.Module):
         levels = [x]
         for features, count in ((32, 2), (64, 2), (128, 4)):
             for i in range(count):
-                x = Gather(wide(features), name=f"gather_{features}_{i}")(x, **mode)
+                x = Gather(wide(features), 1 if i else 2, name=f"gather_{features}_{i}")(x, **mode)
             levels.append(x)
         x = Aggregate(name="aggregate")(detail, Context(name="context")(x, **mode), **mode)
         x = ConvNorm(wide(1024), name="head")(x, **mode)
