@@ -185,7 +185,7 @@ CLUSTERING = {  # by experiment/by_style.py
     "restyle": Setting(True, "test images take on the style of their cluster"),
 }
 METHOD = Method(
-    "ladd", "Shenaj 2023", "unlabelled clients, in clusters by style",
+    "ladd", "Shenaj 2023", "clients without labels, by style",
     lambda p: ladd(p.client, p.clusters, weighting=p.weighting, **{
         n: v for n, v in p.settings.items() if n not in CLUSTERING
     }),

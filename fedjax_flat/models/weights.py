@@ -84,11 +84,19 @@ def _reader(data: bytes):
         return _safetensors
     if data[:1] == b"\x80":
         return _old_torch
-    if b"\x81" <= data[:1] <= b"\x8f" or data[:1] in (b"\xde", b"\xdf"):  # a dict
+    if _begins_a_dict(data):
         return _msgpack
     raise _Refused(
         "expected .safetensors, .npz, .msgpack, or a torch file; it begins like none of these."
     )
+
+
+def _begins_a_dict(data: bytes) -> bool:
+    """Whether it is msgpack's mark of a dict, and the first key is a string."""
+    first = data[:1]
+    after = 1 if b"\x81" <= first <= b"\x8f" else {b"\xde": 3, b"\xdf": 5}.get(first, 0)
+    key = data[after : after + 1]
+    return bool(after) and (b"\xa0" <= key <= b"\xbf" or b"\xd9" <= key <= b"\xdb")
 
 
 def _msgpack(data: bytes) -> dict[str, np.ndarray]:

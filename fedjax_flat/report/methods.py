@@ -1,5 +1,8 @@
 """The registered methods as a table: what each sends, keeps and computes, from its own shapes."""
 
+import contextlib
+import logging
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -16,7 +19,8 @@ GRADIENTS_OF_SAM = 2
 def describe(name: str) -> dict[str, Any]:
     """One method. Traffic and state are in models, per client and round, per client, per server."""
     method = METHODS[name]
-    built = _on_a_network_for(name)
+    with _silence():
+        built = _on_a_network_for(name)
     state = jax.eval_shape(built.init)
     model = _floats(jax.eval_shape(built.algorithm.models, state.server)["global"])
     sent = traffic(built.algorithm, state, built.data_of([0]))
@@ -41,6 +45,18 @@ def describe(name: str) -> dict[str, Any]:
             for name, s in method.settings.items()
         },
     }
+
+
+@contextlib.contextmanager
+def _silence() -> Iterator[None]:
+    """What is said while an experiment is built that nobody will run."""
+    logger = logging.getLogger("fedjax_flat")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
 
 
 def _on_a_network_for(name: str) -> experiment.Experiment:

@@ -85,8 +85,8 @@ SOURCES.add("crosscity", Source(
     about="streets of four cities, labels for tests only",
     size="12,800 + 400 images of 1024x2048x3, 13 classes, 4 cities",
     licence="research only, on request (yihsinchen.github.io/segmentation_adaptation_dataset)",
-    files="crosscity/CITY with Images/{Train,Test}/*.{jpg,png} and Labels/Test/*_eval.png; LADD's "
-          "crosscity/ladd/{train,test}/*.json",
+    files="crosscity/Rio (and Rome, Taipei, Tokyo) with Images/{Train,Test}/*.{jpg,png} and "
+          "Labels/Test/*_eval.png; LADD's crosscity/ladd/{train,test}/*.json",
     here=files.is_here("crosscity/Rio"),
     settings={"lists": _LISTS, "size": streets.size_setting(512, 1024)},
 ))
