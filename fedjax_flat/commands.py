@@ -9,6 +9,7 @@ import os
 import pathlib
 import shlex
 import sys
+import textwrap
 
 from fedjax_flat import disk, errors
 from fedjax_flat.config_files import about, load_config, refuse_unknown, shipped, summary
@@ -406,7 +407,8 @@ def configs(args, rest: list[str]) -> int:
         print(f"{about(path)}\n\n{tables.named('file', path)}")
         return 0
     for kind, found in kinds.items():
-        rows = [[name, summary(path)] for name, path in found.items()]
+        rows = [[name, textwrap.shorten(summary(path), 70, placeholder=" ...")]
+                for name, path in found.items()]
         header = ["fedjax-flat sweep NAME" if kind else "--config NAME[:OPTIONS]", "what it is"]
         print(tables.table(header, rows, left=(0, 1)) + "\n")
     print("`fedjax-flat configs NAME` (sweeps/NAME) says what options each has.")

@@ -39,7 +39,7 @@ def test_misspelt_and_listed(capsys, tmp_path):
     listed = capsys.readouterr().out
     for name in (*config_files.shipped(), "digits"):
         assert f"\n{name} " in listed, name
-    assert 'the six tasks of "Federated Learning & Optimization"' in listed, "a whole paragraph"
+    assert max(map(len, listed.splitlines())) <= 100
     assert cli.main(["configs", "sweeps/digits"]) == 0
     assert "digits.py" in capsys.readouterr().out
     assert cli.main(["configs", "fedsa"]) == 2
