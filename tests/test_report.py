@@ -66,6 +66,17 @@ class TestGroups:
         ]
         assert [g.label for g in grouped(*runs)] == ["learning_rate 0.1", "learning_rate 0.2"]
 
+    def test_defaults_are_in_no_name(self, tmp_path):
+        """FedASAM has a radius, an eta and a warm-up that FedAvg has not."""
+        runs = [
+            run_folders.write(tmp_path / part / f"x_{seed}", settings={
+                "seed": seed, "algorithm__name": name, **more})
+            for part, name, more in (
+                ("p", "fedavg", {}), ("q", "fedasam", {}), ("r", "fedasam", {"client__rho": 0.7}))
+            for seed in (0, 1)
+        ]
+        assert [g.label for g in grouped(*runs)] == ["fedavg", "fedasam", "fedasam, rho 0.7"]
+
 
 class TestNumbers:
     def test_the_untrained_model_is_in_no_mean(self):

@@ -24,6 +24,7 @@ from fedjax_flat.run import metrics, phases
 from fedjax_flat.run.run_folder import RunFolder
 
 # How long a run is and over which rounds it is averaged: free to change, but not the same number.
+METHOD = "algorithm.name"
 _COUNTS = ("rounds", "eval.window")
 
 
@@ -131,19 +132,31 @@ def _names(groups: Sequence[Sequence[Run]]) -> list[str]:
     names = [_common_name([run.path for run in group]) if len(group) > 1 else short
              for group, short in zip(groups, alone, strict=True)]
     if twice := _repeated(names):
-        values = differences([Group("", list(group)) for group in groups])
-        names = [said({n: v[i] for n, v in values.items()}) if name in twice else name
-                 for i, name in enumerate(names)]
+        labels = _by_settings(groups)
+        names = [label if name in twice else name
+                 for name, label in zip(names, labels, strict=True)]
     twice = _repeated(names)
     return [short if name in twice or not name else name
             for name, short in zip(names, alone, strict=True)]
 
 
+def _by_settings(groups: Sequence[Sequence[Run]]) -> list[str]:
+    """What differs; of that, where it suffices to tell them apart, only what is no default."""
+    values = differences([Group("", list(group)) for group in groups])
+    every = [{n: v[i] for n, v in values.items()} for i in range(len(groups))]
+    known = config_lib.all_settings()
+    chosen = [{n: v for n, v in own.items() if n == METHOD or n not in known
+               or v != known[n].default} for own in every]
+    short = [said(own) for own in chosen]
+    return short if all(short) and not _repeated(short) else [said(own) for own in every]
+
+
 def said(settings: Mapping[str, Any]) -> str:
-    """'name fedavg, rho 0.1': by the last part of settings' names, where it is one's alone."""
+    """'fedsam, rho 0.1': by the last part of settings' names, where it is one's alone."""
     last = collections.Counter(name.split(".")[-1] for name in settings)
+    short = lambda name: end if last[end := name.split(".")[-1]] == 1 else name
     return ", ".join(
-        f"{short if last[short := name.split('.')[-1]] == 1 else name} {value}"
+        str(value) if name == METHOD else f"{short(name)} {value}"
         for name, value in settings.items() if value is not None
     )
 
