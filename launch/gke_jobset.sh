@@ -6,7 +6,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 name=fedjax-flat image=YOUR_IMAGE claim=fedjax-flat
 accelerator=tpu-v5-lite-podslice topology=4x4 hosts=4 chips=4
-train=(--config configs/fedsam.py:cifar100 --run /work/runs/gke --data /work/data)
+train=(--config configs/fedsam.py:cifar100 --run /mnt/share/runs/gke --data /mnt/share/data)
 
 source launch/common.bash
 
@@ -50,8 +50,8 @@ spec:
                     fieldPath: metadata.annotations['batch.kubernetes.io/job-completion-index']
               ports: [{containerPort: 8476}]
               resources: {requests: {google.com/tpu: $chips}, limits: {google.com/tpu: $chips}}
-              volumeMounts: [{name: work, mountPath: /work}]
-            volumes: [{name: work, persistentVolumeClaim: {claimName: $claim}}]
+              volumeMounts: [{name: share, mountPath: /mnt/share}]
+            volumes: [{name: share, persistentVolumeClaim: {claimName: $claim}}]
 END
 }
 
