@@ -497,6 +497,8 @@ def _say(text: str) -> None:
 
 def _show_warning(message, category, filename, lineno, file=None, line=None) -> None:
     del category, filename, lineno, file, line
+    if runtime.forget_damaged(str(message)):
+        message = "a compiled program that was kept is damaged; it is compiled again"
     _say(f"warning: {message}")
 
 

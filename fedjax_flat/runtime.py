@@ -16,6 +16,7 @@ import hashlib
 import os
 import pathlib
 import platform
+import re
 from collections.abc import Mapping
 
 import jaxlib.version
@@ -63,8 +64,7 @@ def keep_compiled(largest: int = LARGEST) -> None:
     """
     if os.environ.get(KEEP, "1") == "0" or JAX_FOLDER in os.environ:
         return
-    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    folder = pathlib.Path(home, "fedjax_flat", "compiled", _kind_of_cpu())
+    folder = _folder()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         kept = 0
@@ -77,6 +77,24 @@ def keep_compiled(largest: int = LARGEST) -> None:
         pass
     if os.access(folder, os.W_OK):
         os.environ[JAX_FOLDER] = str(folder)
+
+
+def forget_damaged(warning: str) -> bool:
+    """Deletes the entry that jax says it cannot read, if we keep it; jax then writes it anew.
+
+    A kill in the moment of writing leaves such an entry, because jax writes it where it stays.
+    """
+    found = re.match(r"Error reading persistent compilation cache entry for '([\w.-]+)'", warning)
+    if not found or os.environ.get(JAX_FOLDER) != str(_folder()):
+        return False
+    for file in _folder().glob(f"{found[1]}-*"):
+        file.unlink(missing_ok=True)
+    return True
+
+
+def _folder() -> pathlib.Path:
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return pathlib.Path(home, "fedjax_flat", "compiled", _kind_of_cpu())
 
 
 def _kind_of_cpu() -> str:

@@ -8,7 +8,7 @@ import sys
 import jaxlib.version
 import pytest
 
-from fedjax_flat import runtime
+from fedjax_flat import cli, runtime
 
 NAME = "--xla_cpu_experimental_ynn_fusion_type"
 
@@ -80,3 +80,20 @@ def test_compiled_programs_go_where_the_user_says_or_nowhere(home, monkeypatch):
     runtime.keep_compiled()
     assert runtime.JAX_FOLDER not in os.environ
     assert list(home.iterdir()) == [home / "fedjax_flat"]
+
+
+def test_a_damaged_entry_is_forgotten(home, monkeypatch, capsys):
+    """In our folder only; jax names the program, not the file."""
+    said = "Error reading persistent compilation cache entry for 'jit_run': error: Error -5"
+    runtime.keep_compiled()
+    folder = pathlib.Path(os.environ.pop(runtime.JAX_FOLDER))
+    for name in ("jit_run-12-cache", "jit_run_all-3-cache", "jit_init-5-cache"):
+        (folder / name).write_bytes(b"cut")
+    monkeypatch.setenv(runtime.JAX_FOLDER, str(folder))
+    cli._show_warning(said, UserWarning, "file", 1)
+    assert sorted(f.name for f in folder.iterdir()) == ["jit_init-5-cache", "jit_run_all-3-cache"]
+    assert "is damaged; it is compiled again" in capsys.readouterr().err
+    assert not runtime.forget_damaged("another warning")
+    monkeypatch.setenv(runtime.JAX_FOLDER, str(home / "mine"))
+    assert not runtime.forget_damaged(said.replace("run", "init"))
+    assert (folder / "jit_init-5-cache").exists()
