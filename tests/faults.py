@@ -188,7 +188,10 @@ def outputs(run: pathlib.Path, kind: str) -> str:
                 if arrays[name].dtype.kind in "fiu":
                     found.update(arrays[name].tobytes())
     for path in sorted((run / kind).glob("*.json")):
-        values = json.loads(path.read_text())
+        try:
+            values = json.loads(path.read_text())
+        except ValueError:
+            return f"{path.name} is damaged"
         kept = {k: v for k, v in values.items() if not isinstance(v, str) and "second" not in k}
         found.update(json.dumps(kept, sort_keys=True).encode())
     return found.hexdigest()

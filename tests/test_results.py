@@ -127,3 +127,15 @@ def test_names_that_are_too_long(tmp_path):
     assert len(long.name) == results.LONGEST
     assert long != results.named(tmp_path, "n" * 301)
     assert len(os.fsencode(results.named(tmp_path, "\u00fc" * 300).name)) <= results.LONGEST
+
+
+@pytest.mark.parametrize("how", ["garbled", "gone"])
+def test_what_is_there_to_read_is_written_again(tmp_path, how):
+    base = tmp_path / "x"
+    results.save(base, {"values": STEPS}, WHAT)
+    text = results.suffixed(base, ".json")
+    before = text.read_text()
+    text.write_text("{") if how == "garbled" else text.unlink()
+    np.testing.assert_array_equal(results.load(base, WHAT)["values"], STEPS)
+    assert text.read_text() == before
+    assert results.load(base, WHAT | {"top": 4}) is None

@@ -50,13 +50,20 @@ def save(base: pathlib.Path, arrays: dict[str, Any], what: dict[str, Any]) -> No
     about = json.dumps([what, _digest(arrays, what)])
     with disk.whole(suffixed(base, ".npz")) as partial:
         np.savez(partial, about=np.array(about), **arrays)
-    disk.write_atomically(suffixed(base, ".json"), json.dumps(what, indent=2) + "\n")
+    _write_to_read(base, what)
 
 
 def load(base: pathlib.Path, what: dict[str, Any]) -> dict[str, np.ndarray] | None:
     """The arrays of this computation, if they are there and sound."""
     found = read(suffixed(base, ".npz"), otherwise="computed again")
-    return found[1] if found and found[0] == what else None
+    if not found or found[0] != what:
+        return None
+    _write_to_read(base, what)  # it may have been damaged or lost
+    return found[1]
+
+
+def _write_to_read(base: pathlib.Path, what: dict[str, Any]) -> None:
+    disk.write_atomically(suffixed(base, ".json"), json.dumps(what, indent=2) + "\n")
 
 
 def read(
