@@ -57,6 +57,20 @@ for image, c, k, o, stride, padding, dilation, groups, n in cases:
         np.testing.assert_allclose(a, b, atol=2e-5 * float(jnp.abs(b).max()))
     for a, b in zip(narrow, (jax.jit(conv)(x, w), *both(x, w), *hessian(x, w, u, v))):
         np.testing.assert_array_equal(a, b)
+    # bfloat16: of the same rounded operands; filters' gradients are rounded once, at their end.
+    x, w, u, v = (a.astype(jnp.bfloat16) for a in (x, w, u, v))
+    wide = [a.astype(jnp.float64) for a in (x, w, u, v)]
+    linear = lambda x, w, g: jax.vjp(conv, x, w)[1](g)
+    g = jnp.cos(jax.jit(conv)(x, w))
+    half = (jax.jit(conv)(x, w), *jax.jit(linear)(x, w, g))
+    exact = (jax.jit(conv)(*wide[:2]), *jax.jit(linear)(*wide[:2], g.astype(jnp.float64)))
+    for a, b in zip(half, exact):
+        assert a.dtype == jnp.bfloat16
+        np.testing.assert_allclose(a.astype(jnp.float64), b, atol=5e-3 * float(jnp.abs(b).max()))
+    for a, b in zip(half, (jax.jit(conv)(x, w), *jax.jit(linear)(x, w, g))):
+        np.testing.assert_array_equal(a, b)
+    x, w = x.astype(jnp.float32), w.astype(jnp.float32)
+    narrow = (jax.jit(conv)(x, w),)
     many = jnp.stack([w, 2 * w])
     each = jax.vmap(conv)(jnp.stack([x, x]), many)  # one model per client
     np.testing.assert_allclose(each[1], 2 * narrow[0], rtol=1e-4, atol=1e-4)
@@ -69,6 +83,9 @@ x = jax.random.normal(jax.random.key(0), (8 * len(jax.devices()), 8, 8, 8), jnp.
 w = jax.random.normal(jax.random.key(1), (3, 3, 8, 8), jnp.float32)
 np.testing.assert_allclose(jax.jit(split)(x, w), jax.jit(ops.conv)(x, w), rtol=1e-5, atol=1e-5)
 assert len(jax.devices()) == 8
+x, w = x.astype(jnp.bfloat16), w.astype(jnp.bfloat16)
+fast = kernels._has(kernels.HALF)
+assert ("fedjax_flat_conv" in jax.jit(ops.conv).lower(x, w).as_text()) == fast
 print("right")
 '''
 

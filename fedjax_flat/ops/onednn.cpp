@@ -38,13 +38,15 @@ enum Kind : int64_t { kOutput, kInputGrad, kFilterGrad };
 
 // What a primitive depends on; n is the number of examples of one part.
 struct Shape {
-  int64_t kind, n, h, w, c, o, oh, ow, kh, kw, stride_h, stride_w, top, left, bottom, right,
+  int64_t kind, half, n, h, w, c, o, oh, ow, kh, kw, stride_h, stride_w, top, left, bottom, right,
       dilate_h, dilate_w, groups;
   auto tie() const {
-    return std::array<int64_t, 19>{kind, n,   h,    w,      c,     o,        oh,       ow,    kh, kw,
-                                   stride_h, stride_w, top, left, bottom, right, dilate_h, dilate_w,
-                                   groups};
+    return std::array<int64_t, 20>{kind, half, n, h, w, c, o, oh, ow, kh, kw, stride_h, stride_w,
+                                   top, left, bottom, right, dilate_h, dilate_w, groups};
   }
+  // Operands are float32 or bfloat16; gradients of filters are sums, and always float32.
+  auto operand() const { return half ? memory::data_type::bf16 : memory::data_type::f32; }
+  auto filter() const { return kind == kFilterGrad ? memory::data_type::f32 : operand(); }
 };
 
 dnnl::engine& engine() {
@@ -59,20 +61,19 @@ struct Plan {
   size_t packed_bytes = 0, scratch_bytes = 0;
 };
 
-memory::desc filter_desc(const Shape& s, memory::format_tag tag) {
-  auto type = memory::data_type::f32;
+memory::desc filter_desc(const Shape& s, memory::data_type type, memory::format_tag tag) {
   if (s.groups == 1) return {{s.o, s.c, s.kh, s.kw}, type, tag};
   return {{s.groups, s.o / s.groups, s.c / s.groups, s.kh, s.kw}, type, tag};
 }
 
 std::shared_ptr<Plan> make_plan(const Shape& s) {
   using tag = memory::format_tag;
-  auto type = memory::data_type::f32;
+  auto type = s.operand();
   auto algorithm = dnnl::algorithm::convolution_direct;
   memory::dims strides{s.stride_h, s.stride_w}, before{s.top, s.left}, after{s.bottom, s.right};
   memory::dims dilation{s.dilate_h - 1, s.dilate_w - 1};
   memory::desc x({s.n, s.c, s.h, s.w}, type, tag::nhwc), y({s.n, s.o, s.oh, s.ow}, type, tag::nhwc);
-  auto any = filter_desc(s, tag::any);
+  auto any = filter_desc(s, type, tag::any);
   dnnl::primitive_attr attr, none;
   attr.set_scratchpad_mode(dnnl::scratchpad_mode::user);
   auto plan = std::make_shared<Plan>();
@@ -95,14 +96,15 @@ std::shared_ptr<Plan> make_plan(const Shape& s) {
     plan->second = d.diff_src_desc();
   } else {
     dnnl::convolution_backward_weights::primitive_desc d(
-        engine(), algorithm, x, any, y, strides, dilation, before, after, forward, attr);
+        engine(), algorithm, x, filter_desc(s, s.filter(), tag::any), y, strides, dilation, before,
+        after, forward, attr);
     plan->compute = dnnl::convolution_backward_weights(d);
     plan->packed = d.diff_weights_desc();
     plan->scratch = d.scratchpad_desc();
     plan->first = d.src_desc();
     plan->second = d.diff_dst_desc();
   }
-  plan->filters = filter_desc(s, s.groups == 1 ? tag::hwio : tag::hwigo);
+  plan->filters = filter_desc(s, s.filter(), s.groups == 1 ? tag::hwio : tag::hwigo);
   plan->reorders = plan->packed != plan->filters;
   plan->scratch_bytes = plan->scratch.get_size();
   if (plan->reorders) {
@@ -118,7 +120,7 @@ std::shared_ptr<Plan> make_plan(const Shape& s) {
 
 std::shared_ptr<Plan> find_plan(const Shape& s) {
   static std::mutex mutex;
-  static std::map<std::array<int64_t, 19>, std::shared_ptr<Plan>> plans;
+  static std::map<std::array<int64_t, 20>, std::shared_ptr<Plan>> plans;
   std::lock_guard<std::mutex> lock(mutex);
   auto& plan = plans[s.tie()];
   if (!plan) plan = make_plan(s);
@@ -212,8 +214,8 @@ void share_out(ffi::ThreadPool& pool, int count, const F& f) {
   if (shared->error) std::rethrow_exception(shared->error);
 }
 
-ffi::Error run(Kind kind, ffi::ThreadPool pool, ffi::Buffer<ffi::F32> a, ffi::Buffer<ffi::F32> b,
-               ffi::ResultBuffer<ffi::F32> out, ffi::Span<const int64_t> image,
+ffi::Error run(Kind kind, ffi::ThreadPool pool, ffi::AnyBuffer a, ffi::AnyBuffer b,
+               ffi::Result<ffi::AnyBuffer> out, ffi::Span<const int64_t> image,
                ffi::Span<const int64_t> kernel, ffi::Span<const int64_t> strides,
                ffi::Span<const int64_t> padding, ffi::Span<const int64_t> dilation,
                int64_t groups) {
@@ -222,30 +224,32 @@ ffi::Error run(Kind kind, ffi::ThreadPool pool, ffi::Buffer<ffi::F32> a, ffi::Bu
     int64_t n = da[0];
     int64_t c = kind == kInputGrad ? dr[3] : da[3], o = kind == kInputGrad ? da[3] : db[3];
     auto dy = kind == kOutput ? dr : (kind == kInputGrad ? da : db);
-    Shape shape{kind,       n,          image[0],   image[1],    c,           o,      dy[1],
-                dy[2],      kernel[0],  kernel[1],  strides[0],  strides[1],  padding[0],
-                padding[2], padding[1], padding[3], dilation[0], dilation[1], groups};
+    Shape shape{kind,       a.element_type() == ffi::BF16,
+                n,          image[0],   image[1],    c,           o,          dy[1],
+                dy[2],      kernel[0],  kernel[1],   strides[0],  strides[1], padding[0],
+                padding[2], padding[1], padding[3],  dilation[0], dilation[1], groups};
     int parts = static_cast<int>(std::min<int64_t>(std::max<int64_t>(1, pool.num_threads()), n));
     auto begin = [&](int i) { return n * i / parts; };
-    int64_t size_a = a.element_count() / n;
-    float* result = out->typed_data();
+    // Where an array's part i starts.
+    auto from = [&](auto& array, int i) {
+      return static_cast<char*>(array.untyped_data()) + array.size_bytes() / n * begin(i);
+    };
+    auto part = [&](int i) {
+      Shape s = shape;
+      s.n = begin(i + 1) - begin(i);
+      return s;
+    };
     if (kind != kFilterGrad) {
-      int64_t size_r = out->element_count() / n;
       share_out(pool, parts, [&](int i) {
-        Shape part = shape;
-        part.n = begin(i + 1) - begin(i);
-        run_part(part, a.typed_data() + begin(i) * size_a, result + begin(i) * size_r,
-                 b.typed_data());
+        run_part(part(i), from(a, i), from(*out, i), b.untyped_data());
       });
       return ffi::Error::Success();
     }
-    int64_t size_b = b.element_count() / n;
     size_t filters = out->element_count();
+    auto* result = static_cast<float*>(out->untyped_data());
     std::vector<float> rest(filters * (parts - 1));
     share_out(pool, parts, [&](int i) {
-      Shape part = shape;
-      part.n = begin(i + 1) - begin(i);
-      run_part(part, a.typed_data() + begin(i) * size_a, b.typed_data() + begin(i) * size_b,
+      run_part(part(i), from(a, i), from(b, i),
                i == 0 ? result : rest.data() + filters * (i - 1));
     });
     for (int i = 1; i < parts; ++i) {
@@ -259,8 +263,8 @@ ffi::Error run(Kind kind, ffi::ThreadPool pool, ffi::Buffer<ffi::F32> a, ffi::Bu
 }
 
 template <Kind kind>
-ffi::Error conv_map(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> a, ffi::Buffer<ffi::F32> b,
-                    ffi::ResultBuffer<ffi::F32> out, ffi::Span<const int64_t> image,
+ffi::Error conv_map(ffi::ThreadPool pool, ffi::AnyBuffer a, ffi::AnyBuffer b,
+                    ffi::Result<ffi::AnyBuffer> out, ffi::Span<const int64_t> image,
                     ffi::Span<const int64_t> kernel, ffi::Span<const int64_t> strides,
                     ffi::Span<const int64_t> padding, ffi::Span<const int64_t> dilation,
                     int64_t groups) {
@@ -270,9 +274,9 @@ ffi::Error conv_map(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> a, ffi::Buffer<f
 auto binding() {
   return ffi::Ffi::Bind()
       .Ctx<ffi::ThreadPool>()
-      .Arg<ffi::Buffer<ffi::F32>>()
-      .Arg<ffi::Buffer<ffi::F32>>()
-      .Ret<ffi::Buffer<ffi::F32>>()
+      .Arg<ffi::AnyBuffer>()
+      .Arg<ffi::AnyBuffer>()
+      .Ret<ffi::AnyBuffer>()
       .Attr<ffi::Span<const int64_t>>("image")
       .Attr<ffi::Span<const int64_t>>("kernel")
       .Attr<ffi::Span<const int64_t>>("strides")
