@@ -38,6 +38,7 @@ cases = [  # image, channels, filter, features, stride, padding, dilation, group
     (12, 8, 3, 16, 1, "SAME", 1, 1, 7), (14, 16, 5, 32, 1, "VALID", 1, 1, 10),
     (9, 8, 3, 8, 2, ((1, 1), (1, 1)), 1, 1, 3), (11, 8, 3, 16, 1, ((2, 1), (0, 3)), 2, 2, 4),
     (8, 3, 5, 64, 1, "VALID", 1, 1, 1), (8, 8, 1, 16, 2, "VALID", 1, 8, 5),
+    (6, 40, 3, 150, 1, "SAME", 1, 1, 3),
 ]
 for image, c, k, o, stride, padding, dilation, groups, n in cases:
     keys = jax.random.split(jax.random.key(image), 4)
