@@ -14,6 +14,8 @@ import subprocess
 import sys
 import time
 
+from workloads import KEEPS_MEMORY
+
 VOCABULARY, TIME, STEPS, TURNS = 90, 80, 5, 30
 RATE = 0.1
 
@@ -128,7 +130,8 @@ def main():
 def start(file, *words):
     """A process that waits to be asked."""
     command = [sys.executable, os.path.abspath(file), *map(str, words)]
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+                            env=os.environ | KEEPS_MEMORY)
 
 
 def ask(worker):

@@ -43,6 +43,20 @@ def test_systems_learn_the_same_problem(benchmarks, system):
     assert loss() < 0.8 * before
 
 
+def test_clients_of_unequal_sizes(benchmarks):
+    """A round visits every image of its client, and no other."""
+    systems, workloads = benchmarks
+    w2 = workloads.WORKLOADS["W2 unequal"]
+    assert (w2.sizes.min(), w2.sizes.max()) == (25, 75)
+    assert w2.sizes.mean() == pytest.approx(50, abs=0.5)
+    tiny = dataclasses.replace(
+        w2, image=(8, 8, 1), clients=6, examples=20, cohort=1, hidden=(16,), convs=()
+    )
+    round, loss = systems.ours(tiny)
+    assert {round() for _ in range(20)} == set(tiny.sizes)
+    assert np.isfinite(loss())
+
+
 def test_unknown_names_are_refused():
     out = subprocess.run(
         [sys.executable, str(HERE / "run.py"), "--only", "torhc"],

@@ -114,3 +114,16 @@ def test_compiled_for_tpus(target, settings, said):
     done = command("--target", target, *(f"--config.{s}" for s in settings))
     assert said in done.stdout + done.stderr, done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_collectives_of_several_arrays_are_counted():
+    """As XLA writes them: combined ones have a tuple for a type, asynchronous ones a start."""
+    program = """
+      %all-reduce.19 = (f32[1]{0:T(128)}, /*index=1*/f32[64]{0}) all-reduce(%a.1, %b), channel_id=1
+      %get-tuple-element.2 = f32[64]{0} get-tuple-element(%all-reduce.19), index=1
+      %ag = f32[8]{0} all-gather(%get-tuple-element.2), dimensions={0}
+      %all-gather-start.1 = (f32[2]{0}, f32[8]{0}) all-gather-start(%c), dimensions={0}
+      %all-gather-done.1 = f32[8]{0} all-gather-done(%all-gather-start.1)
+    """
+    found = plans.collectives_in(program)
+    assert {c: n for c, n in found.items() if n} == {"all-reduce": 1, "all-gather": 2}

@@ -135,13 +135,17 @@ def compile_round(built: experiment.Experiment, devices: list[Any], chunk: int) 
         state, _placed(data, mesh, PartitionSpec())
     ).compile()
     memory, cost = compiled.memory_analysis(), compiled.cost_analysis()
-    text = compiled.as_text()
     return Compiled(
         over.name, memory.argument_size_in_bytes, memory.temp_size_in_bytes,
         cost.get("flops", math.nan), cost.get("bytes accessed", math.nan),
-        {c: len(re.findall(rf"= \S+ {c}(?:-start)?\(", text)) for c in COLLECTIVES},
+        collectives_in(compiled.as_text()),
         time.perf_counter() - start,
     )
+
+
+def collectives_in(program: str) -> dict[str, int]:
+    """How many of each are in the text of a compiled program; one of several arrays is one."""
+    return {c: len(re.findall(rf"(?<= ){c}(?:-start)?\(", program)) for c in COLLECTIVES}
 
 
 def _placed(tree: Any, mesh: Mesh, spec: PartitionSpec) -> Any:
