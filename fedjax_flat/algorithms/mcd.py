@@ -59,11 +59,11 @@ def mcd(
     errors.at_least("n", n, 0)
     errors.at_least("steps", steps, 0)
     central = errors.lookup("form", form, {"federated": False, "central": True})
-    if client.optimizer is None or client.frozen is not None or client.task.mining:
+    if client.optimizer is None or client.frozen is not None or client.task.search:
         raise errors.UsageError(
-            "mcd with clients that train a part of the model, mine their batches or take steps of "
-            "their own: expected client.local_training(task, optimizer, batch_size=...) of whole "
-            "models; leave client.frozen and task.mine_every as they are."
+            "mcd with clients that train a part of the model, take steps of their own or learn to "
+            "search: expected client.local_training(task, optimizer, batch_size=...) of whole "
+            "models with classes. Leave client.frozen as it is."
         )
     task, optimizer = client.task, client.optimizer
     worker = client.on(_by_the_mean(task))

@@ -4,7 +4,8 @@ A model of two is a pair: its parameters are {"model": of the network, "second":
 classifier by name}. Each step trains a part of it and leaves the others as they are, bit for bit;
 generator and classifiers have optimisers of their own, so that neither's momentum moves the other's
 weights. What is measured (BatchNorm's statistics) moves with the generator: in A with the source,
-in every C with the target. One mask of dropout is for both classifiers.
+in every C with the target. One mask of dropout is for both classifiers. Auxiliary heads whose
+classifier has another name are the generator's, and in the losses of both.
 """
 
 from collections.abc import Callable, Sequence
