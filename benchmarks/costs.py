@@ -1,8 +1,8 @@
-"""What things cost beside a plain round: Hessian products, compilation, bfloat16, ResNet-18.
+"""What things cost beside a plain round: Hessian products, compilation.
 
-command: python benchmarks/costs.py [hvp] [compile] [bfloat16] [resnet]      (default: all)
+command: python benchmarks/costs.py [hvp] [compile]      (default: both)
 
-Ratios are medians over turns (A B A B ...) in one process; ResNet-18 beside torch takes two.
+Ratios are medians over turns (A B A B ...) in one process.
 """
 
 import statistics
@@ -103,68 +103,7 @@ def compilation() -> None:
         print(f"compiling the W1 round, {name}: {time.perf_counter() - start:.1f} s")
 
 
-def bfloat16() -> None:
-    """Speed and loss of bfloat16 beside float32 on W1, 20 rounds, in turn."""
-    from systems import ours
-    from workloads import W1
-
-    systems = {name: ours(W1, name) for name in ("float32", "bfloat16")}
-    times = turns({name: round for name, (round, _) in systems.items()}, repeat=19)
-    ratios = [a / b for a, b in zip(times["float32"], times["bfloat16"], strict=True)]
-    losses = {name: loss() for name, (_, loss) in systems.items()}
-    print(f"bfloat16: {statistics.median(ratios):.2f} x the speed of float32; loss after 20 rounds "
-          f"{losses['bfloat16']:.4f} against {losses['float32']:.4f}")
-
-
-def resnet() -> None:
-    """A ResNet-18 with GroupNorm on CIFAR shapes, one step of 64, beside torch."""
-    import jax
-    import optax
-    import torch
-    from resnet18 import torch_resnet18
-
-    from fedjax_flat.models import ResNet18
-
-    torch.set_num_threads(2)
-    rng = np.random.default_rng(0)
-    x, y = rng.normal(size=(4, 64, 32, 32, 3)).astype(np.float32), rng.integers(0, 10, (4, 64))
-    network = ResNet18(10)
-    params = jax.jit(network.init)(jax.random.key(0), x[0])["params"]
-
-    def loss(p, x, y):
-        logits = network.apply({"params": p}, x)
-        return optax.softmax_cross_entropy_with_integer_labels(logits, y).mean()
-
-    @jax.jit
-    def run(params, x, y):
-        def step(p, batch):
-            grads = jax.grad(loss)(p, *batch)
-            return jax.tree.map(lambda a, g: a - 0.01 * g, p, grads), None
-
-        return jax.lax.scan(step, params, (x, y))[0]
-
-    there = torch_resnet18()
-    optimizer = torch.optim.SGD(there.parameters(), 0.01)
-    xt, yt = torch.from_numpy(x).permute(0, 1, 4, 2, 3).contiguous(), torch.from_numpy(y)
-
-    def torch_run():
-        for a, b in zip(xt, yt, strict=True):
-            optimizer.zero_grad()
-            torch.nn.functional.cross_entropy(there(a), b).backward()
-            optimizer.step()
-
-    labels = y.astype(np.int32)
-    times = turns(
-        {"ours": lambda: jax.block_until_ready(run(params, x, labels)), "torch": torch_run},
-        repeat=3,
-    )
-    ratios = [t / o for t, o in zip(times["torch"], times["ours"], strict=True)]
-    speed = {name: 256 / statistics.median(t) for name, t in times.items()}
-    print(f"ResNet-18-GN: {speed['ours']:.0f} images/s, torch {speed['torch']:.0f}, ratio "
-          f"{statistics.median(ratios):.2f}")
-
-
-PARTS = {"hvp": hvp, "compile": compilation, "bfloat16": bfloat16, "resnet": resnet}
+PARTS = {"hvp": hvp, "compile": compilation}
 
 if __name__ == "__main__":
     import fedjax_flat  # noqa: F401 (its XLA flags, before a backend starts)

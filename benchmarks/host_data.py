@@ -74,7 +74,7 @@ def beside_device(turns: int) -> None:
             if turn:  # the first compiles
                 seconds[name].append(time.perf_counter() - start)
     median = {name: statistics.median(s) for name, s in seconds.items()}
-    rows = [[name, f"{W1.images_per_round / s:.0f}", f"{median['device'] / s:.3f}"]
+    rows = [[name, f"{W1.cohort * W1.examples / s:.0f}", f"{median['device'] / s:.3f}"]
             for name, s in median.items()]
     print(tables.table(["W1, examples on the", "images/s", "of device"], rows))
 

@@ -19,6 +19,8 @@ import sys
 import tempfile
 import time
 
+from workloads import KEEPS_MEMORY
+
 BATCH, SIZE, CLASSES, RATE, HARD = 8, (136, 176), 11, 0.05, 0.25
 WEIGHTS = os.path.join(tempfile.gettempdir(), "fedjax_flat_bisenetv2_{}.npz")
 
@@ -274,7 +276,8 @@ def main(width, turns):
 def start(system, width):
     """A process that waits to be asked."""
     command = [sys.executable, os.path.abspath(__file__), system, str(width)]
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+                            env=os.environ | KEEPS_MEMORY)
 
 
 def ask(worker):

@@ -1,4 +1,6 @@
-"""The systems side by side. Each builder returns (round, loss): train one round; loss of the model.
+"""The systems side by side. Each builder returns (round, loss).
+
+round() trains one round and returns how many images it visited; loss() is the model's.
 
 Each runs in a process of its own (worker.py) and imports only what it needs.
 """
@@ -13,7 +15,7 @@ from workloads import Workload, normalise
 def held_out(workload: Workload):
     """The first ten clients' examples, on which all final losses are measured."""
     images, labels = workload.data(10)
-    return images.reshape(-1, *workload.image), labels.reshape(-1)
+    return images.reshape(-1, *workload.image)[:5000], labels.reshape(-1)[:5000]
 
 
 def ours(
@@ -32,10 +34,15 @@ def ours(
     channels = workload.image[2]
     dataset = Dataset("bench", examples, examples, workload.classes, 255.0, (0.5,) * channels,
                       (0.25,) * channels)
-    partition = Partition.of(np.arange(labels.size).reshape(labels.shape))
+    rows = np.arange(labels.size).reshape(labels.shape)
+    partition = Partition.of([row[:n] for row, n in zip(rows, workload.sizes, strict=True)])
     over = ff.cohort_map()
     data = over.replicate(ff.data.federate(examples, partition))
-    model = ff.models.from_linen(our_network(workload), workload.image, precision)
+    if workload.network:
+        model = ff.models.build(workload.network, num_classes=workload.classes,
+                                inputs=workload.image, precision=precision)
+    else:
+        model = ff.models.from_linen(our_network(workload), workload.image, precision)
     task = ff.tasks.classification(model, ff.data.preprocess(dataset))
     local = ff.client.local_training(
         task, ff.client.sgd(workload.learning_rate), batch_size=workload.batch,
@@ -50,7 +57,8 @@ def ours(
     )]
 
     def round():
-        box[0] = jax.block_until_ready(step(box[0], data))[0]
+        box[0], info = jax.block_until_ready(step(box[0], data))
+        return int(info.examples)
 
     def loss():
         evaluate = jax.jit(ff.evaluator(task, 500))
@@ -103,6 +111,7 @@ def torch_loop(
 ):
     """A plain torch loop over clients and batches; with `rho`, FedSAM."""
     import torch
+    import torch_networks
 
     torch.set_num_threads(threads)
     torch.manual_seed(0)
@@ -110,7 +119,8 @@ def torch_loop(
     images, labels = workload.data()
     x = torch.from_numpy(images).permute(0, 1, 4, 2, 3).contiguous()
     y = torch.from_numpy(labels).long()
-    network, client = torch_network(workload), torch_network(workload)
+    make = torch_networks.NETWORKS[workload.network] if workload.network else torch_network
+    network, client = (make(workload) for _ in range(2))
     client = client.to(memory_format=layout)
     rng = np.random.default_rng(1)
     to_input = lambda a: ((a.float() / 255 - 0.5) / 0.25).contiguous(memory_format=layout)
@@ -136,13 +146,14 @@ def torch_loop(
         start = [p.detach().clone() for p in network.parameters()]
         total = [torch.zeros_like(p) for p in start]
         cohort = rng.choice(workload.clients, workload.cohort, replace=False)
+        images = workload.sizes[cohort].sum()
         for k in cohort:
             with torch.no_grad():
                 for p, s in zip(client.parameters(), start, strict=True):
                     p.copy_(s)
             optimizer = torch.optim.SGD(client.parameters(), workload.learning_rate)
-            order = torch.from_numpy(rng.permutation(workload.examples))
-            for i in range(0, workload.examples, workload.batch):
+            order = torch.from_numpy(rng.permutation(workload.sizes[k]))
+            for i in range(0, len(order), workload.batch):
                 index = order[i : i + workload.batch]
                 batch = to_input(x[k][index]), y[k][index]
                 gradient(optimizer, *batch)
@@ -151,10 +162,11 @@ def torch_loop(
                 optimizer.step()
             with torch.no_grad():
                 for t, p in zip(total, client.parameters(), strict=True):
-                    t += p / workload.cohort
+                    t += p * (workload.sizes[k] / images)
         with torch.no_grad():
             for p, t in zip(network.parameters(), total, strict=True):
                 p.copy_(t)
+        return int(images)
 
     return round, lambda: torch_loss(workload, network)
 
@@ -225,6 +237,7 @@ def jitted_step(workload: Workload):
                 params = step(params, images[k][index], labels[k][index])
             total = add(total, params)
         box[0] = jax.block_until_ready(total)
+        return workload.cohort * workload.examples
 
     return round, lambda: final(box[0])
 
@@ -257,8 +270,9 @@ def textbook(workload: Workload, cohort: int = 1):
             cohort, steps, workload.batch, *a.shape[2:]
         )
         box[0] = jax.block_until_ready(run(box[0], batched(images), batched(labels)))
+        return cohort * steps * workload.batch
 
-    return round, lambda: final(box[0]), cohort * steps * workload.batch
+    return round, lambda: final(box[0])
 
 
 def fedjax(workload: Workload):
@@ -286,6 +300,7 @@ def fedjax(workload: Workload):
             for k in cohort
         ]
         box[0] = jax.block_until_ready(algorithm.apply(box[0], clients)[0])
+        return workload.cohort * workload.examples
 
     return round, lambda: final(box[0].params)
 
@@ -348,6 +363,7 @@ def pfl(workload: Workload):
             algorithm_params=settings, backend=backend, model=model, model_train_params=training,
             model_eval_params=None, callbacks=[], send_metrics_to_platform=False,
         )
+        return workload.cohort * workload.examples
 
     return round, lambda: torch_loss(workload, network)
 
@@ -367,3 +383,5 @@ SYSTEMS = {
     "pfl": pfl,
     "textbook": textbook,
 }
+# What goes with clients of any size and any network; the rest has W1 and W2 only.
+GENERAL = ("ours", "ours, pure JAX", "ours bfloat16", "torch 2 threads", "torch channels-last")

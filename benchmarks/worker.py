@@ -1,7 +1,7 @@
 """One system in a process of its own, told what to do line by line.
 
-`round` trains a round and answers its seconds, `loss` the model's loss, `peak` the peak memory in
-MB, `matmul` the float32 matrix product rate in GFLOP/s of jax here.
+`round` trains a round and answers its seconds and images, `loss` the model's loss, `peak` the peak
+memory in MB, `matmul` the float32 matrix product rate in GFLOP/s of jax here.
 """
 
 import json
@@ -35,15 +35,13 @@ def main(system: str, workload: str) -> None:
     from systems import SYSTEMS
     from workloads import WORKLOADS
 
-    spec = WORKLOADS[workload]
-    round, loss, *images = SYSTEMS[system](spec)
-    answers.write(json.dumps({"images": images[0] if images else spec.images_per_round}) + "\n")
+    round, loss = SYSTEMS[system](WORKLOADS[workload])
     for line in sys.stdin:
         command = line.strip()
         start = time.perf_counter()
         if command == "round":
-            round()
-            answer = time.perf_counter() - start
+            images = round()
+            answer = [time.perf_counter() - start, images]
         elif command == "loss":
             answer = loss()
         elif command == "peak":

@@ -38,6 +38,7 @@ cases = [  # image, channels, filter, features, stride, padding, dilation, group
     (12, 8, 3, 16, 1, "SAME", 1, 1, 7), (14, 16, 5, 32, 1, "VALID", 1, 1, 10),
     (9, 8, 3, 8, 2, ((1, 1), (1, 1)), 1, 1, 3), (11, 8, 3, 16, 1, ((2, 1), (0, 3)), 2, 2, 4),
     (8, 3, 5, 64, 1, "VALID", 1, 1, 1), (8, 8, 1, 16, 2, "VALID", 1, 8, 5),
+    (6, 40, 3, 150, 1, "SAME", 1, 1, 3),
 ]
 for image, c, k, o, stride, padding, dilation, groups, n in cases:
     keys = jax.random.split(jax.random.key(image), 4)
@@ -57,6 +58,20 @@ for image, c, k, o, stride, padding, dilation, groups, n in cases:
         np.testing.assert_allclose(a, b, atol=2e-5 * float(jnp.abs(b).max()))
     for a, b in zip(narrow, (jax.jit(conv)(x, w), *both(x, w), *hessian(x, w, u, v))):
         np.testing.assert_array_equal(a, b)
+    # bfloat16: of the same rounded operands; filters' gradients are rounded once, at their end.
+    x, w, u, v = (a.astype(jnp.bfloat16) for a in (x, w, u, v))
+    wide = [a.astype(jnp.float64) for a in (x, w, u, v)]
+    linear = lambda x, w, g: jax.vjp(conv, x, w)[1](g)
+    g = jnp.cos(jax.jit(conv)(x, w))
+    half = (jax.jit(conv)(x, w), *jax.jit(linear)(x, w, g))
+    exact = (jax.jit(conv)(*wide[:2]), *jax.jit(linear)(*wide[:2], g.astype(jnp.float64)))
+    for a, b in zip(half, exact):
+        assert a.dtype == jnp.bfloat16
+        np.testing.assert_allclose(a.astype(jnp.float64), b, atol=5e-3 * float(jnp.abs(b).max()))
+    for a, b in zip(half, (jax.jit(conv)(x, w), *jax.jit(linear)(x, w, g))):
+        np.testing.assert_array_equal(a, b)
+    x, w = x.astype(jnp.float32), w.astype(jnp.float32)
+    narrow = (jax.jit(conv)(x, w),)
     many = jnp.stack([w, 2 * w])
     each = jax.vmap(conv)(jnp.stack([x, x]), many)  # one model per client
     np.testing.assert_allclose(each[1], 2 * narrow[0], rtol=1e-4, atol=1e-4)
@@ -69,6 +84,9 @@ x = jax.random.normal(jax.random.key(0), (8 * len(jax.devices()), 8, 8, 8), jnp.
 w = jax.random.normal(jax.random.key(1), (3, 3, 8, 8), jnp.float32)
 np.testing.assert_allclose(jax.jit(split)(x, w), jax.jit(ops.conv)(x, w), rtol=1e-5, atol=1e-5)
 assert len(jax.devices()) == 8
+x, w = x.astype(jnp.bfloat16), w.astype(jnp.bfloat16)
+fast = kernels._has(kernels.HALF)
+assert ("fedjax_flat_conv" in jax.jit(ops.conv).lower(x, w).as_text()) == fast
 print("right")
 '''
 

@@ -325,8 +325,8 @@ def test_gradient_of_a_bias_sums_bfloat16_in_float32(ops):
     gradient = jax.grad(total)(jnp.zeros((1,), jnp.bfloat16))
     assert gradient.dtype == jnp.bfloat16
     assert gradient[0] == 1600  # summed in bfloat16: 256
-    bias = importlib.import_module("fedjax_flat.ops.bias")
-    np.testing.assert_array_equal(bias._xla_total(x), bias._cpu_total(x))
+    sums = importlib.import_module("fedjax_flat.ops.sums")
+    np.testing.assert_array_equal(sums._xla_total(x), sums._cpu_total(x))
 
 
 def test_layers_share_names_and_shapes_with_flax():

@@ -132,7 +132,8 @@ class BatchNorm(nn.Module):
 
     In training, examples are normalised by mean and variance over the real ones of the batch (and
     over the image), and the running values move to them by `momentum`, the variance as n / (n - 1)
-    of it. In evaluation, or when the statistics may not move, the running values normalise.
+    of it. In evaluation, or when the statistics may not move, the running values normalise. What
+    touches the image are sums of ops/sums.py and what they are transposes of.
     """
 
     momentum: float = 0.1
@@ -143,30 +144,34 @@ class BatchNorm(nn.Module):
         self, x: jax.Array, *, train: bool = False, mask: jax.Array | None = None,
         momentum: float | None = None,
     ) -> jax.Array:
-        shape, axes = (x.shape[-1],), tuple(range(x.ndim - 1))
+        n, shape = x.shape[0], (x.shape[-1],)
         momentum = self.momentum if momentum is None else momentum
         mean = self.variable("batch_stats", "mean", jnp.zeros, shape, jnp.float32)
         var = self.variable("batch_stats", "var", jnp.ones, shape, jnp.float32)
         scale = self.param("scale", nn.initializers.ones, shape)
         bias = self.param("bias", nn.initializers.zeros, shape)
-        spread = lambda v: v.reshape((1,) * (x.ndim - 1) + shape)
-        values = x.astype(scale.dtype)
+        values = x.astype(scale.dtype).reshape(n, -1, 1, *shape)
+        pixels = values.shape[1]
+        spread = lambda v: ops.spread(jnp.broadcast_to(v.reshape(1, -1), (n, *shape)), (pixels, 1))
         if train and self.is_mutable_collection("batch_stats"):
-            real = jnp.ones(x.shape[0], bool) if mask is None else mask
-            real = jnp.broadcast_to(real.reshape(-1, *(1,) * (x.ndim - 1)), x.shape)
-            n = jnp.sum(real, axis=axes, dtype=jnp.int32)[0].astype(scale.dtype)
-            total = lambda v: jnp.sum(jnp.where(real, v, 0), axis=axes) / jnp.maximum(n, 1)
-            centre = total(values)
-            spread_out = total(jnp.square(values - spread(centre)))
+            real = jnp.ones(n, bool) if mask is None else mask
+            count = (jnp.sum(real, dtype=jnp.int32) * pixels).astype(scale.dtype)
+            over = lambda sums: (  # of all real examples, from each one's sums over its image
+                jnp.sum(jnp.where(real.reshape(n, 1), sums, 0), axis=0) / jnp.maximum(count, 1)
+            )
+            centre = over(ops.total(values))
+            values = values - spread(centre)
+            variance = over(ops.inner(values, values))
             if not self.is_initializing():
-                move = jnp.where(n > 0, momentum, 0.0).astype(jnp.float32)
-                unbiased = spread_out * n / jnp.maximum(n - 1, 1)
+                move = jnp.where(count > 0, momentum, 0.0).astype(jnp.float32)
+                unbiased = variance * count / jnp.maximum(count - 1, 1)
                 mean.value += move * (centre.astype(jnp.float32) - mean.value)
                 var.value += move * (unbiased.astype(jnp.float32) - var.value)
         else:
-            centre, spread_out = mean.value.astype(scale.dtype), var.value.astype(scale.dtype)
-        factor = scale * jax.lax.rsqrt(spread_out + self.epsilon)
-        return ((values - spread(centre)) * spread(factor) + spread(bias)).astype(x.dtype)
+            values = values - spread(mean.value.astype(scale.dtype))
+            variance = var.value.astype(scale.dtype)
+        factor = scale * jax.lax.rsqrt(variance + self.epsilon)
+        return (values * spread(factor) + spread(bias)).reshape(x.shape).astype(x.dtype)
 
 
 def normalise(

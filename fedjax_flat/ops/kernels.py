@@ -1,8 +1,9 @@
 """Convolutions by oneDNN on CPU, where it can be had: `pip install 'fedjax-flat[onednn]'`.
 
 The handlers are one C++ file beside this one, compiled when the first convolution is (3 s, then
-cached by versions) against the library that the extra installs. Without library, compiler, AVX2 or
-float32 the convolutions are those of ops/conv.py, in pure JAX, and the log says why, once.
+cached by versions) against the library that the extra installs. Operands are float32 or, where the
+processor multiplies it, bfloat16. Without library, compiler, AVX2 or these types the convolutions
+are those of ops/conv.py, in pure JAX, and the log says why, once.
 
 FEDJAX_FLAT_KERNELS=auto | onednn | jax: what is there; oneDNN or an error; never oneDNN. Results of
 the two differ in their last bits, so a run folder records which it was trained with.
@@ -22,6 +23,7 @@ import tempfile
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import jaxlib.version
 import numpy as np
 
@@ -31,6 +33,7 @@ logger = logging.getLogger("fedjax_flat")
 SWITCH = "FEDJAX_FLAT_KERNELS"
 SOURCE = pathlib.Path(__file__).with_name("onednn.cpp")
 LIBRARY, HEADERS = "onednn-cpu-gomp", "onednn-devel-cpu-gomp"
+HALF = "avx512_bf16"  # instructions without which bfloat16 is slower than float32
 MAPS = ("output", "input_grad", "filter_grad")
 
 
@@ -66,7 +69,8 @@ def takes(which: str, a: Any, b: Any, geometry: Any) -> bool:
     Slower, on every machine it was measured on: input gradients of images with few channels, and
     filter gradients from 256 or more channels with a stride, which hardly have pixels left.
     """
-    if a.dtype != np.float32 or min(*a.shape, *b.shape) == 0 or name() == "jax":
+    half = a.dtype == jnp.bfloat16 and _has(HALF)
+    if not (a.dtype == np.float32 or half) or min(*a.shape, *b.shape) == 0 or name() == "jax":
         return False
     if which == "input_grad":
         return b.shape[2] * geometry.groups > 4
@@ -81,12 +85,15 @@ def call(which: str, a: jax.Array, b: jax.Array, geometry: Any) -> jax.Array:
         "filter_grad": lambda: (*geometry.kernel, a.shape[3] // geometry.groups, b.shape[3]),
     }[which]()
     numbers = lambda values: np.asarray(values, np.int64)
-    handler = jax.ffi.ffi_call(_target(which), jax.ShapeDtypeStruct(shape, a.dtype))
-    return handler(
+    # Gradients of filters are sums over examples, which stay float32 until they are whole.
+    dtype = jnp.float32 if which == "filter_grad" else a.dtype
+    handler = jax.ffi.ffi_call(_target(which), jax.ShapeDtypeStruct(shape, dtype))
+    out = handler(
         a, b, image=numbers(geometry.image), kernel=numbers(geometry.kernel),
         strides=numbers(geometry.strides), padding=numbers(sum(geometry.padding, ())),
         dilation=numbers(geometry.dilation), groups=np.int64(geometry.groups),
     )
+    return out.astype(a.dtype)
 
 
 def _target(which: str) -> str:
@@ -95,7 +102,7 @@ def _target(which: str) -> str:
 
 def _register() -> str:
     """Loads the handlers, compiled if need be."""
-    if not _has_avx2():
+    if not _has("avx2"):
         raise Unavailable("this processor has no AVX2")
     found = _find()
     try:
@@ -159,6 +166,7 @@ def _compiled(found: _OneDNN) -> pathlib.Path:
     return target
 
 
-def _has_avx2() -> bool:
+@functools.cache
+def _has(instructions: str) -> bool:
     info = pathlib.Path("/proc/cpuinfo")
-    return info.exists() and " avx2 " in info.read_text()
+    return info.exists() and f" {instructions} " in info.read_text()
