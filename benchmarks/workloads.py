@@ -8,7 +8,6 @@ import itertools
 
 import numpy as np
 
-
 # For the processes of all systems: memory that was freed is used again. By default glibc returns
 # large blocks, and torch, which asks anew in every step, spends a third of its time on page faults.
 KEEPS_MEMORY = {
