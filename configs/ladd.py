@@ -35,8 +35,7 @@ the server's, and the server's rate decays by 0.985 per round instead of by a po
 
 from fedjax_flat import UsageError, arguments, default_config, only_used, pipeline
 
-METHODS = ("ladd", "self_training", "fda", "source", "ftda", "oracle", "mcd",
-           "mcd_central")
+METHODS = ("ladd", "self_training", "fda", "source", "ftda", "oracle", "mcd", "mcd_central")
 
 
 def get_config(text=""):

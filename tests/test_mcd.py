@@ -196,7 +196,7 @@ def test_b_raises_and_c_lowers_the_discrepancy():
 def whole_step(p, stored, *, n=2, source=True, optimizer=None):
     step, pair = steps(p, optimizer)
     labelled = two.in_turn(p.data.labelled, 4, KEY) if source else None
-    own = step.of_target(repeats=n, source=labelled)
+    own = step.stepper(repeats=n, source=labelled)
     return own.take(pair, own.init(pair.params), stored, KEY)
 
 
@@ -283,7 +283,7 @@ def test_pixels_that_are_ignored_are_no_ops():
     found = two.discrepancy(outputs.logits[0], outputs.logits[1], jnp.asarray(real))
     assert float(found) == pytest.approx(np.abs(p - q).mean(-1)[real].mean(), rel=1e-5)
     nothing = jnp.full((3, 4, 5), 255, jnp.uint8)
-    own = step.of_target(repeats=2)
+    own = step.stepper(repeats=2)
     still, _, _ = own.take(pair, states, Batch(images[3:6], nothing, jnp.ones(3, bool)), KEY)
     assert_same_bits(still, pair)
 
@@ -478,7 +478,11 @@ def test_wrong_inputs():
         paired(Variables({"Dense_0": {"kernel": jnp.ones((2, 3))}}), p.variables)
     with pytest.raises(ff.UsageError, match="two classifiers with the same weights"):
         paired(p.variables, p.variables)
-    with pytest.raises(ff.UsageError, match="mcd with clients that train a part of the"):
-        mcd(p.client(frozen=parts.head), optax.sgd(1.0))
+    p.data = problem().data
+    for ignored in ({"frozen": parts.head}, {"sharpness": ff.client.sam(0.1)}):
+        with pytest.raises(ff.UsageError, match=r"local steps of its own, and .*frozen parts"):
+            testing.Run(mcd(p.client(**ignored), optax.sgd(1.0)), p, rounds=1)
+    with pytest.raises(ff.UsageError, match="mcd with clients that learn to search: expected"):
+        mcd(p.client().on(p.task._replace(search=lambda *outputs: {})), optax.sgd(1.0))
     with pytest.raises(ff.UsageError, match=r"mcd with outputs of shape \(2, 4, 3\) and labels of"):
         two.real_units(jnp.zeros((2, 4, 3)), Batch((), jnp.zeros((2, 4)), jnp.ones(2, bool)), 255)

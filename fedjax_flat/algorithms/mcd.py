@@ -46,7 +46,6 @@ from fedjax_flat.client import Client
 from fedjax_flat.client.discrepancy import Steps, in_turn, merged
 from fedjax_flat.models import CLASSIFIER, Variables
 from fedjax_flat.settings import Setting
-from fedjax_flat.tasks import Task
 
 FORMS = ("federated", "central")
 
@@ -59,14 +58,16 @@ def mcd(
     errors.at_least("n", n, 0)
     errors.at_least("steps", steps, 0)
     central = errors.lookup("form", form, {"federated": False, "central": True})
-    if client.optimizer is None or client.frozen is not None or client.task.search:
+    if client.task.search:
         raise errors.UsageError(
-            "mcd with clients that train a part of the model, take steps of their own or learn to "
-            "search: expected client.local_training(task, optimizer, batch_size=...) of whole "
-            "models with classes. Leave client.frozen as it is."
+            "mcd with clients that learn to search: expected a task with classes, task.name = "
+            "'classification' or 'segmentation'."
         )
     task, optimizer = client.task, client.optimizer
-    worker = client.on(_by_the_mean(task))
+    # Of a pair, the loop needs no more than to evaluate it, for the shapes of its sums.
+    worker = client.on(task._replace(
+        forward=lambda pair, *rest: task.forward(merged(pair), *rest)
+    ))
     key = rng.fold(jax.random.key(seed), "mcd")
 
     def init(variables, num_clients):
@@ -91,10 +92,12 @@ def mcd(
         source = None
         if central:
             source = batches(data.labelled, round * client.steps(data).astype(jnp.int32))
-        own = Steps(task, optimizer, round, ignored=ignored).of_target(repeats=n, source=source)
-        trained = worker.train(pair, data, key, round=round, own=own, **rest)
-        whole = merged(trained.info.model)  # who looks at local models knows one classifier
-        return trained._replace(info=trained.info._replace(model=whole))
+        step = Steps(task, optimizer, round, ignored=ignored)
+        trained = worker.train(
+            pair, data, key, round=round, stepper=step.stepper(repeats=n, source=source), **rest
+        )
+        model = merged(trained.info.model)  # who looks at local models knows one classifier
+        return trained._replace(info=trained.info._replace(model=model))
 
     base = fedavg(worker._replace(train=train), server_optimizer, weighting=weighting)
     (exchange,) = base.exchanges
@@ -142,18 +145,6 @@ def paired(variables: Variables, other: Variables) -> Variables:
             "classifiers that are drawn. Leave the classifier out of the weights that are read."
         )
     return Variables({"model": variables.params, "second": second}, variables.stats)
-
-
-def _by_the_mean(task: Task) -> Task:
-    """The task of pairs, as they are evaluated."""
-
-    def init(key):
-        return paired(task.init(key), task.init(rng.fold(key, "second")))
-
-    def forward(pair, batch, key, at_blocks=None):
-        return task.forward(merged(pair), batch, key, at_blocks)
-
-    return task._replace(init=init, forward=forward)
 
 
 def _make(p: Parts) -> Algorithm:

@@ -16,9 +16,9 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_flat import debug, errors, parts, rng
-from fedjax_flat.client.local import OwnSteps
+from fedjax_flat.client.local import Stepper
 from fedjax_flat.data import Batch, Examples, count_of
-from fedjax_flat.data.federated import shuffled_positions
+from fedjax_flat.data.federated import client_batch, shuffled_positions, whole
 from fedjax_flat.models import Outputs, Variables
 from fedjax_flat.tasks import Task, count, masked_sum
 
@@ -63,7 +63,7 @@ def both(task: Task, pair: Variables, batch: Batch, key: jax.Array | None) -> Ou
     return Outputs(logits, (), stats, (), auxiliary)
 
 
-def cross_entropy(task: Task, outputs: Outputs, batch: Batch) -> jax.Array:
+def total_loss(task: Task, outputs: Outputs, batch: Batch) -> jax.Array:
     """The task's mean losses of both classifiers, added up."""
 
     def one(i):
@@ -96,11 +96,11 @@ class Steps:
         return {n: self.optimizer.init(parts.take(params, part)) for n, part in _PARTS.items()}
 
     def a(self, pair, states, source: Batch, key) -> tuple[Variables, Any, jax.Array]:
-        """All: down the cross-entropy of both classifiers on the source, which is returned."""
+        """All: down the losses of both classifiers on the source, whose sum is returned."""
 
         def loss(pair):
             outputs = both(self.task, pair, source, key)
-            found = cross_entropy(self.task, outputs, source)
+            found = total_loss(self.task, outputs, source)
             return found, (outputs.stats, found)
 
         return self._descend(loss, pair, states, (GENERATOR, CLASSIFIERS))
@@ -108,22 +108,19 @@ class Steps:
     def b(
         self, pair, states, source: Batch | None, target: Batch, key
     ) -> tuple[Variables, Any, Any]:
-        """Classifiers: down cross-entropy on the source (if there is one), minus discrepancy.
+        """Classifiers: down the losses on the source (if there is one), minus the discrepancy.
 
         Returned are the target's discrepancy, real units and sums by the mean of the logits.
         """
 
         def loss(pair):
-            outputs = both(self.task, pair, target, rng.fold(key, "target"))
-            first, second = outputs.logits[0], outputs.logits[1]
-            real = real_units(first, target, self.ignored)
-            apart = discrepancy(first, second, real)
+            outputs, apart, real = self._apart(pair, target, rng.fold(key, "target"))
             mean = outputs._replace(logits=jnp.mean(outputs.logits, axis=0), auxiliary=())
             seen = apart, count(real), self.task.measure(mean, target)
             if source is None:
                 return -apart, (pair.stats, seen)
             labelled = both(self.task, pair, source, rng.fold(key, "source"))
-            return cross_entropy(self.task, labelled, source) - apart, (pair.stats, seen)
+            return total_loss(self.task, labelled, source) - apart, (pair.stats, seen)
 
         return self._descend(loss, pair, states, (CLASSIFIERS,))
 
@@ -131,13 +128,16 @@ class Steps:
         """Generator: down the discrepancy on the target, which is returned."""
 
         def loss(pair):
-            outputs = both(self.task, pair, target, key)
-            first, second = outputs.logits[0], outputs.logits[1]
-            real = real_units(first, target, self.ignored)
-            apart = discrepancy(first, second, real)
+            outputs, apart, _ = self._apart(pair, target, key)
             return apart, (outputs.stats, apart)
 
         return self._descend(loss, pair, states, (GENERATOR,))
+
+    def _apart(self, pair, target: Batch, key) -> tuple[Outputs, jax.Array, jax.Array]:
+        """(outputs, discrepancy, which units are real) on the target."""
+        outputs = both(self.task, pair, target, key)
+        real = real_units(outputs.logits[0], target, self.ignored)
+        return outputs, discrepancy(outputs.logits[0], outputs.logits[1], real), real
 
     def _descend(self, loss, pair, states, whose: Sequence[str]):
         own = {name: parts.take(pair.params, _PARTS[name]) for name in whose}
@@ -157,7 +157,7 @@ class Steps:
             params = parts.put(params, optax.apply_updates(own[name], updates))
         return Variables(params, stats), states, seen
 
-    def of_target(self, *, repeats: int, source: Source | None = None) -> OwnSteps:
+    def stepper(self, *, repeats: int, source: Source | None = None) -> Stepper:
         """A and B on the source batch of a step, if there is one; B and C on the loop's batch.
 
         Where no unit of the target is real, A is all.
@@ -185,7 +185,7 @@ class Steps:
             debug.check({"params": pair.params}, step=step, **where)
             return pair, states, sums
 
-        return OwnSteps(self.init, take)
+        return Stepper(self.init, take)
 
 
 def in_turn(examples: Examples, batch_size: int, key: jax.Array, first: Any = 0) -> Source:
@@ -196,13 +196,12 @@ def in_turn(examples: Examples, batch_size: int, key: jax.Array, first: Any = 0)
     size = count_of(examples)
     batches = max(size // batch_size, 1)
     length = max(batches * batch_size, size)
+    stored = whole(examples)
 
     def batch(i):
         turn, place = (first + i) // batches, (first + i) % batches
         order = shuffled_positions(rng.fold(key, turn), size, length)
         here = jax.lax.dynamic_slice_in_dim(order, place * batch_size, batch_size)
-        mask = here < size
-        inputs, labels = jax.tree.map(lambda x: x[jnp.where(mask, here, 0)], examples)
-        return Batch(inputs, labels, mask)
+        return client_batch(stored, here)
 
     return batch
