@@ -23,7 +23,9 @@ Choices where the spec leaves room:
     all three networks (N_k: target examples); clients without examples are left out:
     - `split_round`, what is meant here by FL-UDA: source stays on the server, target on clients.
       The server takes step A on its batches; clients start from there and, for every batch, take
-      step B without its source terms, then C; average. With no client, step A still counts.
+      step B without its source terms, then C; average. With no client, step A still counts. The
+      package has clients first and then the server, so that what is tested has had step A; rounds
+      in turn differ in nothing but where they begin and end.
     - `joint_round`: clients have source batches, one for every target batch, in "source", and train
       as a centralised MCD would; average. "Jointly" by the letter; source data travels.
     - `synchronous_round`: centralised MCD, whose terms are computed where their data is: in B the

@@ -1,4 +1,4 @@
-"""MCD: the discrepancy and steps A, B and C against NumPy, limits, padding, rounds, settings."""
+"""MCD: the discrepancy, steps A, B and C, and rounds against NumPy; limits, padding, settings."""
 
 import functools
 
@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import reference_mcd as ref
 from conftest import Problem, assert_close, assert_same_bits, small_config
 from jax import export
 
@@ -28,22 +29,21 @@ body = lambda name: not parts.head(name)
 # ---- The discrepancy -----------------------------------------------------------------------------
 
 
-def softmax(z):
-    e = np.exp(z - z.max(-1, keepdims=True))
-    return e / e.sum(-1, keepdims=True)
-
-
 @pytest.mark.parametrize("shape", [(6, 4), (3, 5, 4, 3)])
-def test_discrepancy(shape):
+def test_discrepancy_and_its_gradient(shape):
     random = np.random.default_rng(0)
     a, b = 2 * random.normal(size=(2, *shape))
     real = random.random(shape[:-1]) < 0.7
-    expected = np.abs(softmax(a) - softmax(b)).mean(-1)[real].mean()
+    expected, *slopes = ref.discrepancy(a[real], b[real])
     single = lambda x: jnp.asarray(x, jnp.float32)
     broken = np.where(real[..., None], b, np.nan)
     for there in (b, broken):
         found = two.discrepancy(single(a), single(there), jnp.asarray(real))
-        assert float(found) == pytest.approx(expected, rel=1e-5)
+        assert float(found) == pytest.approx(expected, rel=1e-6)
+    grads = jax.jit(jax.grad(two.discrepancy, (0, 1)))(single(a), single(b), jnp.asarray(real))
+    for grad, slope in zip(grads, slopes, strict=True):
+        near(np.asarray(grad)[real], slope)
+        assert not np.asarray(grad)[~real].any()
     assert float(two.discrepancy(single(a), single(a), jnp.asarray(real))) == 0
     assert float(two.discrepancy(single(a), single(b), jnp.zeros(real.shape, bool))) == 0
     sure = jnp.array([[50.0, -50.0]])
@@ -53,57 +53,36 @@ def test_discrepancy(shape):
 # ---- Steps against NumPy -------------------------------------------------------------------------
 
 
-class Numpy:
-    """ReLU features of one layer and two classifiers, with gradients by hand, in float64."""
+def model_of(pair):
+    """A pair in the reference's form: one layer of features and two classifiers, in float64."""
+    flat = {n: np.asarray(x, float) for n, x in parts.take(pair.params, lambda n: True).items()}
+    (features,) = {n.split("/")[1] for n in flat if not head(n)}
+    names = {
+        "generator": f"model/{features}", "first": "model/classifier",
+        "second": "second/classifier",
+    }
+    return {
+        n: {"W0": flat[f"{path}/kernel"], "b0": flat[f"{path}/bias"]} for n, path in names.items()
+    }
 
-    def __init__(self, pair):
-        flat = {n: np.asarray(x, float) for n, x in parts.take(pair.params, lambda n: True).items()}
-        (g,) = {n.split("/")[1] for n in flat if not head(n)}
-        names = {"W": f"model/{g}/kernel", "b": f"model/{g}/bias"} | {
-            f"{leaf[0]}{i}": f"{whose}/classifier/{leaf}"
-            for i, whose in ((1, "model"), (2, "second")) for leaf in ("kernel", "bias")
-        }
-        self.names, self.w = names, {n: flat[name] for n, name in names.items()}
 
-    def gradient(self, x, y=None):
-        """Of the sum of cross-entropies, or of the discrepancy where there are no labels."""
-        w = self.w
-        x = x.reshape(len(x), -1)
-        h = np.maximum(x @ w["W"] + w["b"], 0)
-        p = {i: softmax(h @ w[f"k{i}"] + w[f"b{i}"]) for i in (1, 2)}
-        if y is not None:
-            z = {i: (p[i] - np.eye(p[i].shape[1])[y]) / len(x) for i in p}
-        else:
-            sign = np.sign(p[1] - p[2]) / p[1].size
-            jacobian = lambda p, s: p * (s - (p * s).sum(-1, keepdims=True))
-            z = {1: jacobian(p[1], sign), 2: jacobian(p[2], -sign)}
-        dh = (z[1] @ w["k1"].T + z[2] @ w["k2"].T) * (h > 0)
-        found = {"W": x.T @ dh, "b": dh.sum(0)}
-        for i in p:
-            found |= {f"k{i}": h.T @ z[i], f"b{i}": z[i].sum(0)}
-        return found
+def flat_of(batch):
+    """(inputs, labels) of real examples, as the reference reads them."""
+    real = np.asarray(batch.mask)
+    x, y = np.asarray(batch.inputs, float)[real], np.asarray(batch.labels)[real]
+    return x.reshape(len(x), -1), y
 
-    def down(self, gradient, names):
-        self.w = {n: x - RATE * gradient[n] * (n in names) for n, x in self.w.items()}
 
-    ALL, HEADS, BODY = ("W", "b", "k1", "b1", "k2", "b2"), ("k1", "b1", "k2", "b2"), ("W", "b")
+def near(found, expected, tolerance=2e-6):
+    """Relative to the largest number that is expected."""
+    np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance * np.abs(expected).max())
 
-    def a(self, x, y):
-        self.down(self.gradient(x, y), self.ALL)
 
-    def b(self, x, y, target):
-        far = self.gradient(target)
-        near = self.gradient(x, y) if y is not None else dict.fromkeys(far, 0.0)
-        self.down({n: near[n] - far[n] for n in far}, self.HEADS)
-
-    def c(self, target, times):
-        for _ in range(times):
-            self.down(self.gradient(target), self.BODY)
-
-    def agrees_with(self, pair, tolerance=1e-5):
-        found = parts.take(pair.params, lambda n: True)
-        for n, name in self.names.items():
-            np.testing.assert_allclose(found[name], self.w[n], atol=tolerance, err_msg=name)
+def agrees(pair, model, tolerance=2e-6):
+    """Every array of the pair, by itself."""
+    for name, network in model_of(pair).items():
+        for leaf in network:
+            near(network[leaf], model[name][leaf], tolerance)
 
 
 @functools.cache
@@ -131,23 +110,47 @@ def steps(p, optimizer=None):
     return two.Steps(p.task, optimizer), pair_of(p)
 
 
-def test_steps_are_those_of_numpy():
+def test_gradients_are_those_of_numpy():
+    p = problem()
+    pair = pair_of(p)
+    source, target = batches(p)
+    model = model_of(pair)
+
+    def discrepancy(pair):
+        outputs = two.both(p.task, pair, target, None)
+        return two.discrepancy(*outputs.logits, target.mask)
+
+    def source_loss(pair):
+        return two.total_loss(p.task, two.both(p.task, pair, source, None), source)
+
+    for loss, expected in (
+        (discrepancy, ref.discrepancy_loss(model, flat_of(target)[0])),
+        (source_loss, ref.source_loss(model, flat_of(source))),
+    ):
+        value, grads = jax.jit(jax.value_and_grad(loss))(pair)
+        assert float(value) == pytest.approx(expected[0], rel=1e-6)
+        agrees(grads, expected[1])
+
+
+@pytest.mark.parametrize("with_source", [True, False])
+def test_steps_are_those_of_numpy(with_source):
     p = problem()
     step, pair = steps(p)
-    source, target = batches(p)
-    theirs, states = Numpy(pair), step.init(pair.params)
-    x, y, z = (np.asarray(v) for v in (source.inputs, source.labels, target.inputs))
+    source, target = batches(p, padding=2)
+    expected, states = model_of(pair), step.init(pair.params)
+    a, b, c = map(jax.jit, (step.a, step.b, step.c))
+    labelled, (x, _) = flat_of(source), flat_of(target)
     for _ in range(3):
-        pair, states, _ = step.a(pair, states, source, KEY)
-        theirs.a(x, y)
-        theirs.agrees_with(pair)
-        pair, states, _ = step.b(pair, states, source, target, KEY)
-        theirs.b(x, y, z)
-        theirs.agrees_with(pair)
+        pair, states, _ = a(pair, states, source, KEY)
+        expected = ref.step_a(expected, labelled, RATE)
+        agrees(pair, expected)
+        pair, states, _ = b(pair, states, source if with_source else None, target, KEY)
+        expected = ref.step_b(expected, labelled if with_source else None, x, RATE)
+        agrees(pair, expected)
         for _ in range(4):
-            pair, states, _ = step.c(pair, states, target, KEY)
-        theirs.c(z, 4)
-        theirs.agrees_with(pair)
+            pair, states, _ = c(pair, states, target, KEY)
+        expected = ref.step_c(expected, x, RATE)
+        agrees(pair, expected)
 
 
 @pytest.mark.parametrize("optimizer", [
@@ -159,10 +162,11 @@ def test_each_step_leaves_the_other_part_alone(optimizer):
     step, pair = steps(p, optimizer)
     source, target = batches(p)
     states = step.init(pair.params)
+    a, b, c = map(jax.jit, (step.a, step.b, step.c))
     with jax.numpy_dtype_promotion("standard"):  # optax's Adam
-        begin, states, _ = step.a(pair, states, source, KEY)
-        after_b, states_b, _ = step.b(begin, states, source, target, KEY)
-        after_c, states_c, _ = step.c(after_b, states_b, target, KEY)
+        begin, states, _ = a(pair, states, source, KEY)
+        after_b, states_b, _ = b(begin, states, source, target, KEY)
+        after_c, states_c, _ = c(after_b, states_b, target, KEY)
     same = lambda a, b, part: assert_same_bits(parts.take(a, part), parts.take(b, part))
     same(begin.params, after_b.params, body)
     same(begin.stats, after_b.stats, lambda name: True)
@@ -182,12 +186,12 @@ def test_b_raises_and_c_lowers_the_discrepancy():
     p = problem()
     step, pair = steps(p, ff.client.sgd(0.05))
     _, target = batches(p)
-    of = lambda pair: float(step.c(pair, step.init(pair.params), target, KEY)[2])
-    states = step.init(pair.params)
-    up, _, (before, units, _) = step.b(pair, states, None, target, KEY)
+    states, b, c = step.init(pair.params), jax.jit(step.b), jax.jit(step.c)
+    of = lambda pair: float(c(pair, states, target, KEY)[2])
+    up, _, (before, units, _) = b(pair, states, None, target, KEY)
     assert float(units) == 6
     assert float(before) == of(pair) < of(up)
-    assert of(step.c(pair, states, target, KEY)[0]) < of(pair)
+    assert of(c(pair, states, target, KEY)[0]) < of(pair)
 
 
 # ---- Limits and padding --------------------------------------------------------------------------
@@ -196,8 +200,8 @@ def test_b_raises_and_c_lowers_the_discrepancy():
 def whole_step(p, stored, *, n=2, source=True, optimizer=None):
     step, pair = steps(p, optimizer)
     labelled = two.in_turn(p.data.labelled, 4, KEY) if source else None
-    own = step.stepper(repeats=n, source=labelled)
-    return own.take(pair, own.init(pair.params), stored, KEY)
+    whole = step.stepper(repeats=n, source=labelled)
+    return jax.jit(whole.take)(pair, whole.init(pair.params), stored, KEY)
 
 
 def test_without_target_it_is_supervised_training_of_two_classifiers():
@@ -207,9 +211,7 @@ def test_without_target_it_is_supervised_training_of_two_classifiers():
     assert float(sums["units"]) == 0
     source = p.task.prepare(two.in_turn(p.data.labelled, 4, KEY)(0), None)
     pair = pair_of(p)
-    theirs = Numpy(pair)
-    theirs.a(np.asarray(source.inputs), np.asarray(source.labels))
-    theirs.agrees_with(found)
+    agrees(found, ref.step_a(model_of(pair), flat_of(source), RATE))
 
     def loss(pair):  # of the two networks, one by one
         networks = pair["model"], parts.put(pair["model"], pair["second"])
@@ -217,12 +219,12 @@ def test_without_target_it_is_supervised_training_of_two_classifiers():
                  for w in networks]
         return sum(m["loss"] / m["units"] for m in means)
 
-    grads = jax.grad(loss)(pair.params)
+    grads = jax.jit(jax.grad(loss))(pair.params)
     expected = jax.tree.map(lambda w, g: w - RATE * g, pair.params, grads)
     assert_close(found.params, expected, 1e-6)
 
 
-@pytest.mark.parametrize("norm", ["none", "batch"])
+@pytest.mark.parametrize("norm", [pytest.param("none", marks=pytest.mark.slow), "batch"])
 def test_padded_examples_are_no_ops(norm):
     p = problem(norm)
     everything = ff.data.whole(p.data.examples)
@@ -262,29 +264,30 @@ def test_pixels_that_are_ignored_are_no_ops():
     states = step.init(pair.params)
     mask = jnp.array([True, True, False])
 
+    @jax.jit
     def run(source_labels, target_labels, target_images):
         source = Batch(images[:3], source_labels, jnp.ones(3, bool))
         target = Batch(target_images, target_labels, mask)
         after, _, _ = step.a(pair, states, source, KEY)
         after, _, (apart, units, _) = step.b(after, states, source, target, KEY)
-        return step.c(after, states, target, KEY)[0], float(apart), float(units)
+        return step.c(after, states, target, KEY)[0], apart, units
 
     plain, apart, units = run(labels[:3], labels[3:6], images[3:6])
-    assert units == int((labels[3:5] != 255).sum())
+    assert float(units) == int((labels[3:5] != 255).sum())
     # What target pixels are labelled does not matter, nor what is in a padded image.
     others = jnp.where(labels[3:6] == 255, 255, (labels[3:6] + 1) % 3).astype(jnp.uint8)
     noise = images[3:6].at[2].set(100.0)
     found, again, _ = run(labels[:3], others, noise)
     assert_close(found, plain, 1e-6)
-    assert again == pytest.approx(apart, abs=1e-7)
+    assert float(again) == pytest.approx(float(apart), abs=1e-7)
     outputs = two.both(task, pair, Batch(images[3:6], labels[3:6], mask), None)
     real = np.asarray(labels[3:6] != 255) & np.asarray(mask).reshape(3, 1, 1)
-    p, q = softmax(np.asarray(outputs.logits, float))
-    found = two.discrepancy(outputs.logits[0], outputs.logits[1], jnp.asarray(real))
-    assert float(found) == pytest.approx(np.abs(p - q).mean(-1)[real].mean(), rel=1e-5)
+    found = two.discrepancy(*outputs.logits, jnp.asarray(real))
+    expected = ref.discrepancy(*np.asarray(outputs.logits, float)[:, real])[0]
+    assert float(found) == pytest.approx(expected, rel=1e-6)
     nothing = jnp.full((3, 4, 5), 255, jnp.uint8)
-    own = step.stepper(repeats=2)
-    still, _, _ = own.take(pair, states, Batch(images[3:6], nothing, jnp.ones(3, bool)), KEY)
+    batch = Batch(images[3:6], nothing, jnp.ones(3, bool))
+    still, _, _ = jax.jit(step.stepper(repeats=2).take)(pair, states, batch, KEY)
     assert_same_bits(still, pair)
 
 
@@ -299,7 +302,7 @@ def test_global_has_the_mean_of_both_classifiers_logits():
 
 def test_the_source_comes_in_turn():
     examples = Examples(jnp.arange(10), jnp.arange(10) % 3)
-    batch = two.in_turn(examples, 4, KEY)
+    batch = jax.jit(two.in_turn(examples, 4, KEY))
     pass_of = lambda t: np.concatenate([batch(2 * t).inputs, batch(2 * t + 1).inputs])
     assert len({*pass_of(0).tolist()}) == len({*pass_of(1).tolist()}) == 8
     assert pass_of(0).tolist() != pass_of(1).tolist()
@@ -313,68 +316,64 @@ def test_the_source_comes_in_turn():
 
 
 @functools.cache
-def run(form="federated", norm="none", rounds=3, n=2, momentum=0.0):
+def run(form, norm="none", momentum=0.0):
     p = Problem((20,) if form == "central" else testing.SIZES, norm=norm)
     p.data = p.data.replace(labelled=jax.tree.map(lambda x: x[5:20], problem().data.examples))
     client = p.client(lr=RATE, client=ff.client.sgd(RATE, momentum=momentum))
-    return testing.Run(mcd(client, optax.sgd(1.0), form=form, n=n, steps=3, seed=3), p,
-                       rounds=rounds)
+    return testing.Run(mcd(client, optax.sgd(1.0), form=form, n=2, steps=3, seed=3), p, rounds=3)
 
 
-def test_a_federated_round_is_that_of_numpy():
-    first = run(rounds=2)
-    drawn = testing.drawn(first.problem, rounds=2, epochs=1)
-    server = Numpy(first.states[0].server.model)
-    key, p = rng.fold(jax.random.key(3), "mcd"), first.problem
-    source = two.in_turn(p.data.labelled, 4, rng.fold(key, "source"))
+def source_of(first):
+    """The stored batch of labelled examples of a step, of all rounds."""
+    key = rng.fold(jax.random.key(3), "mcd", "source")
+    batch = two.in_turn(first.data.labelled, 4, key)
+    return lambda i: flat_of(first.problem.task.prepare(batch(i), None))
+
+
+def is_that_of_numpy(first, expected, x):
+    """The model of two, and the logits of `global`: the mean, where the reference has the sum."""
+    agrees(first.states[-1].server.model, expected)
+    images, _ = first.problem.dataset.train
+    whole = ff.data.whole(first.data.examples)
+    batch = first.problem.task.prepare(client_batch(whole, jnp.arange(len(images))), None)
+    logits = first.problem.task.forward(first.model, batch, None).logits
+    near(logits, ref.predict(expected, x) / 2)
+
+
+def test_federated_rounds_are_those_of_numpy():
+    """The reference's `split_round`, but that clients come before the server."""
+    first = run("federated")
+    drawn = testing.drawn(first.problem, rounds=3, epochs=1)
+    expected, source = model_of(first.states[0].server.model), source_of(first)
     for t, members in enumerate(drawn.rounds):
-        weights = {k: len(drawn.members[k]) for k in members}
-        total = {n: 0.0 for n in server.ALL}
-        for k, own in members.items():
-            client = Numpy(first.states[0].server.model)
-            client.w = dict(server.w)
-            for batch in own:
-                client.b(None, None, drawn.x[batch])
-                client.c(drawn.x[batch], 2)
-            total = {n: total[n] + weights[k] * client.w[n] for n in total}
-        server.w = {n: x / sum(weights.values()) for n, x in total.items()}
-        for i in range(3):
-            batch = p.task.prepare(source(3 * t + i), None)
-            server.a(np.asarray(batch.inputs), np.asarray(batch.labels))
-    server.agrees_with(first.states[-1].server.model, 2e-5)
-    model = parts.take(first.model.params, head)
-    for leaf, name in (("kernel", "k"), ("bias", "b")):
-        mean = (server.w[f"{name}1"] + server.w[f"{name}2"]) / 2
-        np.testing.assert_allclose(model[f"classifier/{leaf}"], mean, atol=2e-5)
+        clients = [
+            {"x": drawn.x[own], "batches": [np.searchsorted(own, b) for b in members[k]]}
+            for k, own in enumerate(drawn.members) if k in members
+        ]
+        expected = ref.split_round(expected, [], clients, RATE, repeats=2)
+        expected = ref.split_round(expected, [source(3 * t + i) for i in range(3)], [], RATE)
+    is_that_of_numpy(first, expected, drawn.x)
     assert float(first.infos[-1].metrics["source_loss"]) > 0
 
 
-def test_a_round_in_one_place_is_that_of_numpy():
-    first = run("central", rounds=2)
-    drawn = testing.drawn(first.problem, rounds=2, epochs=1, cohort=1)
-    theirs, p = Numpy(first.states[0].server.model), first.problem
-    key = rng.fold(rng.fold(jax.random.key(3), "mcd"), "source")
-    source, i = two.in_turn(p.data.labelled, 4, key), 0
-    for members in drawn.rounds:
-        for batch in members[0]:
-            labelled = p.task.prepare(source(i), None)
-            x, y = np.asarray(labelled.inputs), np.asarray(labelled.labels)
-            theirs.a(x, y)
-            theirs.b(x, y, drawn.x[batch])
-            theirs.c(drawn.x[batch], 2)
-            i += 1
-    theirs.agrees_with(first.states[-1].server.model, 2e-5)
+def test_rounds_in_one_place_are_those_of_numpy():
+    first = run("central")
+    drawn = testing.drawn(first.problem, rounds=3, epochs=1, cohort=1)
+    targets = [drawn.x[batch] for members in drawn.rounds for batch in members[0]]
+    sources = map(source_of(first), range(len(targets)))
+    start = model_of(first.states[0].server.model)
+    is_that_of_numpy(first, ref.train(start, sources, targets, RATE, repeats=2), drawn.x)
 
 
 def test_the_contract():
-    first = run()
+    first = run("federated")
     testing.check_resume(first)
     testing.check_padding(first)
     testing.check_strategies(first)
 
 
 def test_a_step_lowers_for_cuda_and_tpu():
-    first = run()
+    first = run("federated")
     step = ff.round_step(first.algorithm, ff.uniform(7, 4), ff.cohort_map("vmap"),
                          task=first.problem.task)
     state = jax.eval_shape(lambda: first.states[0])
@@ -385,7 +384,7 @@ def test_a_step_lowers_for_cuda_and_tpu():
 @pytest.mark.slow
 @pytest.mark.parametrize("form", ["federated", "central"])
 def test_the_contract_with_statistics_and_momentum(form):
-    first = run(form, "batch", momentum=0.5)
+    first = run(form, "batch", 0.5)
     testing.check_resume(first)
     testing.check_padding(first)
     assert bool(first.infos[-1].finite)
@@ -393,7 +392,7 @@ def test_the_contract_with_statistics_and_momentum(form):
 
 @pytest.mark.parametrize("form", ["federated", "central"])
 def test_a_model_and_a_classifier_travel_and_nothing_in_one_place(form):
-    first = run(form, rounds=2)
+    first = run(form)
     sent = traffic(first.algorithm, first.states[0], first.data)
     size = lambda tree: sum(x.size for x in jax.tree.leaves(tree))
     params = first.problem.params
@@ -402,7 +401,7 @@ def test_a_model_and_a_classifier_travel_and_nothing_in_one_place(form):
 
 
 def test_labels_of_the_target_are_not_trained_on():
-    first = run()
+    first = run("federated")
     examples = first.data.examples
     other = first.data.replace(examples=examples._replace(labels=(examples.labels + 1) % 3))
     state, info = first.step(first.states[0], other)
@@ -435,6 +434,7 @@ def test_who_has_what(placement):
     assert int(state.round) == 1
 
 
+@pytest.mark.slow
 def test_in_one_place(tmp_path):
     config = config_of(
         algorithm__mcd__form="central", partition__name="iid", partition__clients=1,
