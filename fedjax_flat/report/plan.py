@@ -188,7 +188,7 @@ def advice(found: Plan) -> str:
             f"sharded --config.cohort.chunk={chunk}: about {chunk} clients fit on a chip at once "
             "(by a line through two programs)."
         )
-    most = "any number" if found.per_client <= 0 else f"about {chunk}"
+    most = "any number of" if found.per_client <= 0 else f"about {chunk}"
     return (
         f"fits. On a chip, {most} clients fit at once (here {here}), so a cohort of "
         f"{found.chips * chunk} without chunks, and any with --config.cohort.chunk={chunk}."
