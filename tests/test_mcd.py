@@ -280,7 +280,8 @@ def test_pixels_that_are_ignored_are_no_ops():
     found, again, _ = run(labels[:3], others, noise)
     assert_close(found, plain, 1e-6)
     assert float(again) == pytest.approx(float(apart), abs=1e-7)
-    outputs = two.both(task, pair, Batch(images[3:6], labels[3:6], mask), None)
+    seen = Batch(images[3:6], labels[3:6], mask)
+    outputs = jax.jit(lambda pair: two.both(task, pair, seen, None))(pair)
     real = np.asarray(labels[3:6] != 255) & np.asarray(mask).reshape(3, 1, 1)
     found = two.discrepancy(*outputs.logits, jnp.asarray(real))
     expected = ref.discrepancy(*np.asarray(outputs.logits, float)[:, real])[0]
@@ -302,7 +303,7 @@ def test_global_has_the_mean_of_both_classifiers_logits():
 
 def test_the_source_comes_in_turn():
     examples = Examples(jnp.arange(10), jnp.arange(10) % 3)
-    batch = jax.jit(two.in_turn(examples, 4, KEY))
+    batch = two.in_turn(examples, 4, KEY)
     pass_of = lambda t: np.concatenate([batch(2 * t).inputs, batch(2 * t + 1).inputs])
     assert len({*pass_of(0).tolist()}) == len({*pass_of(1).tolist()}) == 8
     assert pass_of(0).tolist() != pass_of(1).tolist()
