@@ -29,6 +29,7 @@ METHODS: dict[str, dict[str, object]] = {
     **{name: {"algorithm.name": name} for name in ff.algorithms.METHODS
        if name not in ("fedavg", "fedbn", "silobn")},
     "feddf": {"algorithm.name": "feddf", "data.unlabelled": 0.1},
+    "mcd": {"algorithm.name": "mcd", "data.labelled": "0.1"},
     "fedgkd of one model": {"algorithm.name": "fedgkd", "algorithm.fedgkd.models": 1},
     "feddyn+fedmlb": {"algorithm.name": "feddyn+fedmlb"},
     "fedgloss with SAM": {"algorithm.name": "fedgloss", "client.sharpness": "sam"},

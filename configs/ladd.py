@@ -13,7 +13,8 @@ with their defaults:
     source=0016E5     the natural client whose images the server has
     method=ladd       ladd; self_training (FedAvg, no clusters, distillation or mean teacher); fda
                       (the server alone, in clients' styles), source (without styles); ftda
-                      (source, then FedAvg on clients' labels), oracle (FedAvg on them)
+                      (source, then FedAvg on clients' labels), oracle (FedAvg on them); mcd (source
+                      on the server and targets on clients, together), mcd_central (in one place)
     own=cls           of clusters: cls, all, bn, backbone, none
     loss=printed      or released: pseudo-labels of the teacher alone
     kd=10             weight of the distillation from the pre-trained model
@@ -23,6 +24,9 @@ with their defaults:
                       from a run of method fda or source with --init
     rounds=300        of 5 clients, one local epoch, rate `rate`
     rate=0.01
+    n=4               of MCD: steps of the generator on a batch
+    steps=10          of MCD on clients: steps on the server's images in a round; it needs no
+                      pre-training, and mcd_central has one epoch over all targets as a round
 
 The documents have GTA5 as source, Cityscapes, CrossCity and Mapillary as targets, and DeepLabV3
 with MobileNetV2; CamVid and BiSeNetV2 are not in them. Momentum starts anew in every round, also of
@@ -31,13 +35,13 @@ the server's, and the server's rate decays by 0.985 per round instead of by a po
 
 from fedjax_flat import UsageError, arguments, default_config, only_used, pipeline
 
-METHODS = ("ladd", "self_training", "fda", "source", "ftda", "oracle")
+METHODS = ("ladd", "self_training", "fda", "source", "ftda", "oracle", "mcd", "mcd_central")
 
 
 def get_config(text=""):
     o = arguments(
         text, data="camvid", source="0016E5", method="ladd", own="cls", loss="printed", kd=10.0,
-        number=16, width=1.0, pretrain=150, rounds=300, rate=0.01,
+        number=16, width=1.0, pretrain=150, rounds=300, rate=0.01, n=4, steps=10,
     )
     for name, choices in (("method", METHODS), ("loss", ("printed", "released"))):
         if o[name] not in choices:
@@ -60,6 +64,13 @@ def get_config(text=""):
         own.start = max(2 * o.rounds // 3, 1)
         if o.loss == "released":
             own.distilled, own.restyle, own.kept = "released", False, "inertia"
+    if o.method in ("mcd", "mcd_central"):
+        clients.algorithm.name, clients.algorithm.mcd.n = "mcd", o.n
+        clients.algorithm.mcd.steps = o.steps
+        if o.method == "mcd_central":
+            clients.algorithm.mcd.form = "central"
+            clients.partition.name, clients.partition.clients, clients.cohort.size = "iid", 1, 1
+        return only_used(clients)
     if o.method in ("source", "fda"):
         return only_used(server)
     if o.method == "oracle" or not o.pretrain:

@@ -524,6 +524,11 @@ def test_cells_of_feddrive(options, expected):
                          "ftda": {"algorithm.name": "fedavg"}}),
         ("method=oracle", {"": {"algorithm.name": "fedavg", "data.trains": "clients"}}),
         ("method=ladd,pretrain=0,own=all", {"": {"algorithm.ladd.own": "all"}}),
+        ("method=mcd", {"": {"algorithm.name": "mcd", "algorithm.mcd.form": "federated",
+                             "algorithm.mcd.n": 4, "data.labelled": "0016E5",
+                             "data.trains": "clients", "cohort.size": 5}}),
+        ("method=mcd_central,n=2", {"": {"algorithm.mcd.form": "central", "algorithm.mcd.n": 2,
+                                         "partition.clients": 1, "cohort.size": 1}}),
     ],
 )
 def test_cells_of_ladd(options, expected):

@@ -13,13 +13,13 @@ from fedjax_flat.testing import COHORT, SIZES
 
 # Of a model with normalisation, which the problem here has not: test_batchnorm.py.
 # Of one with images in it, without a global model, with examples on the server: test_teachers.py.
-# Closed forms, which do not stay where the gradient is zero: test_fed3r.py. Under a clock:
-# test_clock.py. Of clients with models of their own: test_personal.py. Who trains after whom, and
-# whose server is whose: test_sequence.py.
+# Closed forms, which do not stay where the gradient is zero: test_fed3r.py. With labels on the
+# server alone: test_mcd.py. Under a clock: test_clock.py. Of clients with models of their own:
+# test_personal.py. Who trains after whom, and whose server is whose: test_sequence.py.
 ELSEWHERE = {
     "fedbn", "silobn", "fedfa", "feddistill", "feddf", "fed3r", "fed3r_rf", "fedncm",
     "fedasync", "fedbuff", "fedsim", "fedalt", "pfedme", "fp", "oll",
-    "fedseq", "fedcyclic", "fedasyncseq", "fedseq2par", "hierfavg",
+    "mcd", "fedseq", "fedcyclic", "fedasyncseq", "fedseq2par", "hierfavg",
 }
 NAMES = [name for name in METHODS if name not in ELSEWHERE]
 

@@ -29,7 +29,7 @@ def lowered(algorithm, strategy="vmap"):
 
 
 # Of networks with normalisation or images, or with examples on the server.
-ELSEWHERE = ("fedbn", "silobn", "fedfa", "feddf", "oll")
+ELSEWHERE = ("fedbn", "silobn", "fedfa", "feddf", "mcd", "oll")
 
 
 @pytest.mark.parametrize("name", [n for n in METHODS if n not in ELSEWHERE])

@@ -57,6 +57,7 @@ class Uploads(NamedTuple):
     weights: jax.Array  # one per member of the cohort, 0 for those that are absent
     clients: jax.Array  # how many took part
     unlabelled: Any = None  # no upload: inputs of examples that the server itself has
+    labelled: Any = None  # nor this: examples that it has, labels and all
 
 
 class Exchange(NamedTuple):

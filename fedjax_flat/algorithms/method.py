@@ -49,6 +49,7 @@ class Method(NamedTuple):
     sharpness: str = "any"  # on clients: any, sam, asam (if none is chosen), own, none, `no steps`
     add: Callable[[Mapping[str, Any]], Addition] | None = None  # instead of make: goes with others
     unlabelled: bool = False  # the server learns from data.unlabelled
+    labelled: bool = False  # from data.labelled, beside clients whose local steps are its own
     # Of a cohort: clients; groups in sequence (config.groups); one `chain` of all; or clients by
     # `clusters`, which are config.groups.
     members: str = "clients"

@@ -45,12 +45,24 @@ class LocalResult(NamedTuple):
     sharpness_state: Any  # of the sharpness transform, for methods whose ascent has a memory
 
 
-class Client(NamedTuple):
-    """`train(variables, data, key, *, round, terms, drift, sharpness, frozen) -> LocalResult`.
+class Stepper(NamedTuple):
+    """Steps that a method takes in place of the gradient's, on the loop's batches.
 
-    `over(f, data)` is the sum of f(batch) over all the client's stored examples, `steps(data)` the
-    number of local steps it takes, `on(task)` the same client with another task. What is `frozen`
-    is so in all training.
+    `init(params)` is what they carry on beside the model. `take` makes (variables, states, sums) of
+    (variables, states, stored batch, key) and the keywords client and step.
+    """
+
+    init: Callable[[Any], Any]
+    take: Callable[..., tuple[Variables, Any, Sums]]
+
+
+class Client(NamedTuple):
+    """`train(variables, data, key, *, round, terms, drift, sharpness, frozen, stepper)`.
+
+    It returns a LocalResult. `over(f, data)` is the sum of f(batch) over all the client's stored
+    examples, `steps(data)` the number of local steps it takes, `on(task)` the same client with
+    another task. What is `frozen` is so in all training. A `stepper` goes without terms, drift,
+    sharpness and frozen parts; who makes one reads `optimizer` and `batch_size`.
     """
 
     task: Task
@@ -58,6 +70,8 @@ class Client(NamedTuple):
     over: Callable[[Callable[..., Any], ClientData], Any]
     steps: Callable[[ClientData], jax.Array]
     on: Callable[[Task], "Client"]
+    optimizer: optax.GradientTransformation
+    batch_size: int
     frozen: parts.Part | None = None
 
 
@@ -109,26 +123,34 @@ def local_training(
         drift: optax.GradientTransformation | None = None,
         sharpness: optax.GradientTransformation | None = None,
         frozen: parts.Part | None = None,
+        stepper: Stepper | None = None,
     ) -> LocalResult:
-        transforms = (sharpness or own_sharpness, drift, optimizer)
-        chain = optax.chain(*(optax.identity() if t is None else t for t in transforms))
+        sharpness = sharpness or own_sharpness
         frozen = parts.either(own_frozen, frozen)
+        if stepper and (terms or drift or sharpness or frozen or data.group is not None):
+            raise errors.UsageError(
+                "a method with local steps of its own, and terms, drift, sharpness, frozen parts "
+                "or clients in groups, of which its steps know nothing. Leave those out."
+            )
+        transforms = (sharpness, drift, optimizer)
+        chain = optax.chain(*(optax.identity() if t is None else t for t in transforms))
         _check_frozen(variables, frozen)
         anchor = parts.put(variables, data.own)
         visit = functools.partial(
-            _visit, _Step(task, chain, anchor.params, terms, frozen, round),
+            _visit, _Step(task, chain, anchor.params, terms, frozen, round, stepper),
             batches=batches, batch_size=batch_size, epochs=epochs, steps=steps,
         )
         zero = jnp.zeros((), jnp.float32)
-        start = _Pass(anchor, chain.init(anchor.params), _no_sums(task, anchor, data, batch_size),
-                      zero, jnp.zeros((), jnp.int32))
+        states = (stepper or chain).init(anchor.params)
+        start = _Pass(anchor, states, _no_sums(task, anchor, data, batch_size), zero,
+                      jnp.zeros((), jnp.int32))
         if data.group is None:
             end = visit(start, data, key)
         else:
             end = _in_sequence(visit, chain, start, data, key)
         info = LocalInfo(end.sums, end.drift, end.steps, end.variables, {})
         shared = parts.put(end.variables, parts.take(variables, lambda name: name in data.own))
-        return LocalResult(shared, info, end.states[0])
+        return LocalResult(shared, info, () if stepper else end.states[0])
 
     def steps_of(data):
         if data.group is None:
@@ -143,7 +165,7 @@ def local_training(
         local_training, optimizer=optimizer, sharpness=sharpness, batch_size=batch_size,
         epochs=epochs, steps=steps, frozen=frozen, drop_last=drop_last,
     )
-    return Client(task, train, over, steps_of, on, frozen)
+    return Client(task, train, over, steps_of, on, optimizer, batch_size, frozen)
 
 
 def _check_frozen(variables: Variables, frozen: parts.Part | None) -> None:
@@ -168,6 +190,7 @@ class _Step(NamedTuple):
     terms: Sequence[Term]
     frozen: parts.Part | None
     round: Any
+    stepper: Stepper | None
 
     def loss(self, params, stats, batch, contexts, key):
         """(mean loss over the real units plus the terms, (sums, statistics))."""
@@ -180,6 +203,8 @@ class _Step(NamedTuple):
 
     def take(self, variables, states, stored, key, **where):
         """(variables, states, sums) after one batch of stored examples."""
+        if self.stepper:
+            return self.stepper.take(variables, states, stored, key, **where)
         params, stats = variables
         batch = self.task.prepare(stored, rng.fold(key, "augment"))
         contexts = [jax.lax.stop_gradient(term.context(batch)) for term in self.terms]

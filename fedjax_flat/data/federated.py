@@ -76,6 +76,7 @@ class ClientData(struct.PyTreeNode):
     gathered: bool = struct.field(pytree_node=False, default=False)  # examples stand as indices do
     classes: Any = None  # of a client whose head has only its own classes: which they are
     bank: Any = None  # styles that its train images may take on; see styles.py
+    labelled: Examples | None = None  # the server's, for who trains where the server is
 
     def member(self, i: Any) -> "ClientData":
         """Client i of this group."""
@@ -105,6 +106,7 @@ class FederatedData(struct.PyTreeNode):
     clusters: Any = None  # of each client, the number of its cluster
     present: Any = None  # the clients, ascending, that offsets and sizes are of; None for all
     unlabelled: Any = None  # inputs of examples that the server has
+    labelled: Examples | None = None  # other examples of the server's, labels and all
     shift: Any = struct.field(pytree_node=False, default=None)  # how each client sees its examples
     classes: Any = None  # (clients, classes), where heads have only a client's own: which it has
     bank: Any = None  # styles that train images may take on; see styles.py
@@ -147,7 +149,10 @@ class FederatedData(struct.PyTreeNode):
 
     @property
     def _how(self) -> dict[str, Any]:
-        return {"shift": self.shift, "gathered": self.present is not None, "bank": self.bank}
+        return {
+            "shift": self.shift, "gathered": self.present is not None, "bank": self.bank,
+            "labelled": self.labelled,
+        }
 
 
 def federate(

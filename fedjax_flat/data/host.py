@@ -31,6 +31,7 @@ class HostData:
     clusters: np.ndarray | None = None
     shift: Any = None
     unlabelled: Any = None  # on the device, as in FederatedData
+    labelled: Examples | None = None  # on the device, as in FederatedData
     classes: Any = None  # as in FederatedData
     bank: Any = None  # on the device, as in FederatedData
 
@@ -91,6 +92,7 @@ class HostData:
             shift=self.shift,
             present=jax.device_put(padded(clients, NOBODY)),
             unlabelled=self.unlabelled,
+            labelled=self.labelled,
             classes=None if self.classes is None else jax.device_put(self.classes),
             bank=self.bank,
         )

@@ -132,7 +132,7 @@ def _exchange(
     weighted_sum, weight, total, (sums, kinds, drift, links) = summed
     clients = jnp.sum(kinds)
     mean = aggregate.mean(weighted_sum, weight)
-    uploads = Uploads(mean, total, each, weights, clients, data.unlabelled)
+    uploads = Uploads(mean, total, each, weights, clients, data.unlabelled, data.labelled)
     debug.check({"aggregate": (uploads.mean, uploads.sum)}, round=state.round)
     updated, metrics = part.update(server, uploads, state.round)
     # A round in which nobody took part changes nothing.

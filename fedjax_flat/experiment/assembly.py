@@ -256,6 +256,10 @@ def build(
     if shares.unlabelled is not None:
         inputs = jax.tree.map(lambda x: np.asarray(x)[shares.unlabelled], dataset.train.inputs)
         data = dataclasses.replace(data, unlabelled=over.replicate(data_lib.on_device(inputs)))
+    if usage.method_of(config).labelled:
+        here = labelled(dataset, config.data.labelled)
+        own = jax.tree.map(lambda x: np.asarray(x)[here], dataset.train)
+        data = dataclasses.replace(data, labelled=over.replicate(data_lib.on_device(own)))
     local_test = None
     if shares.local_test:
         tested, own = shares.local_test

@@ -97,7 +97,7 @@ SETTINGS: dict[str, Setting] = {
     ),
     "data.labelled": Setting(
         "none", "natural client (drive, city) whose train examples are the server's; split target: "
-        "the tests of all others"
+        "the tests of all others. Or a share of the train examples, 0.1"
     ),
     "data.trains": Setting(
         "clients", "or the server, by itself, on its labelled examples",

@@ -308,6 +308,8 @@ _RULES: list[tuple[tuple[str, ...], Callable[[Config], bool], str]] = [
       "algorithm.ladd.restyle", "algorithm.ladd.own"), lambda c: c.algorithm.ladd.clusters != 1,
      "there is one cluster"),
     (("algorithm.ladd.distilled",), lambda c: c.algorithm.ladd.kd > 0, "algorithm.ladd.kd is 0"),
+    (("algorithm.mcd.steps",), lambda c: c.algorithm.mcd.form == "federated",
+     "every step of algorithm.mcd.form central has one"),
     (("data.rdn_groups",), lambda c: c.data.rdn, "data.rdn is False"),
     (("data.mean", "data.std"), lambda c: not c.data.rdn,
      "data.rdn normalises by clients' statistics"),
@@ -403,6 +405,8 @@ def check_combination(config: Config) -> None:
             f"{method.name} with data.unlabelled = 0: expected a share of the train examples for "
             "the server, e.g. 0.1."
         )
+    if method.labelled:
+        _check_labelled(config)
     if method.name == "fednova" and client.nesterov:
         refuse("client.nesterov", True, "its norms are of plain SGD and of momentum as it is.")
     _check_uploads(config)
@@ -412,6 +416,30 @@ def check_combination(config: Config) -> None:
         _check_virtual(config)
     if method.section == "mime" and client.momentum:
         refuse("client.momentum", client.momentum, "its momentum is algorithm.mime.momentum.")
+
+
+def _check_labelled(config: Config) -> None:
+    """Of a method that learns from the server's labelled examples, by steps of its own."""
+    method, added = methods_of(config)
+    if config.data.labelled == "none":
+        raise errors.UsageError(
+            f"{method.name} with data.labelled = none: expected labelled examples for the server, "
+            "of a natural client or a share of the train examples, e.g. 0.1."
+        )
+    others = {
+        f"algorithm.name = {config.algorithm.name}": bool(added),
+        f"client.frozen = {config.client.frozen}": config.client.frozen != "none",
+        "submodel.tiers": len(config.submodel.tiers) > 0,
+        "model.fix_after": config.model.fix_after > 0,
+        "data.trains = server": config.data.trains == "server",
+        "data.rdn": config.data.rdn,
+    }
+    for setting, there in others.items():
+        if there:
+            raise errors.UsageError(
+                f"{setting} does not go with {method.name}: it takes local steps of its own, on "
+                "whole models, beside the server's examples as they are. Leave it out."
+            )
 
 
 def _check_members(config: Config) -> None:

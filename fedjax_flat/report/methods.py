@@ -67,6 +67,7 @@ def _on_a_network_for(name: str) -> experiment.Experiment:
         config = experiment.default_config()
         config.algorithm.name = name
         config.data.unlabelled = 0.1 * METHODS[name].unlabelled
+        config.data.labelled = "0.1" if METHODS[name].labelled else "none"
         config.update_from_flattened_dict(options)
         try:
             return experiment.build(config)
