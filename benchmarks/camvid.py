@@ -9,7 +9,7 @@ and eta 0.2; SWA starts at 75 % of the rounds and has cycles of 5, as FedSAM has
 Those with SWA branch off those without, at 5/8 of the rounds. Stopped, the same command goes on.
 --full is the config as it is.
 
-Prints mIoU, mean and deviation over the last five rounds; --keep copies config.json and
+Prints mIoU, mean and deviation over the last twenty rounds; --keep copies config.json and
 metrics.jsonl of every run.
 """
 
@@ -40,7 +40,7 @@ METHODS = {  # options of the config, sharpness
 }
 RADII = {"sam": 0.01, "asam": 0.1}
 SPLITS = ("seen", "unseen")
-LAST = 5  # rounds
+LAST = 20  # rounds
 
 
 def main():
