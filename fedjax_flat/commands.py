@@ -81,7 +81,7 @@ def _print_summary(run: str, config, result) -> None:
         mean, deviation, count = result.score(config.eval.window, split=split, model=model)
         loss = result.score(config.eval.window, split=split, model=model, name="loss")[0]
         rows.append([model, split, tables.percent(mean, deviation), f"{loss:.4f}", str(count)])
-    score = f"{metrics.score_name(result.records)} (%)"
+    score = f"{metrics.written(metrics.score_name(result.records))} (%)"
     print(tables.table(["model", "split", score, "loss", "rounds averaged"], rows))
     if by_class := masks.of_records(result.records):
         print(by_class)

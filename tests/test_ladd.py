@@ -325,3 +325,27 @@ def test_samples_of_styles_are_drawn(source, tmp_path):
     config = config_of(data__style__name="lab")
     assert "styles.png" in ownership(config, str(tmp_path))
     assert (tmp_path / "styles.png").stat().st_size > 5000
+
+
+def test_styles_that_are_alike_are_near_on_the_map(source, tmp_path):
+    """Owners are of four brightnesses, so the nearest neighbour of a style is of the same owner."""
+    from fedjax_flat.report import by_style, client_sections
+
+    dataset = owned()
+    everyone = np.argsort(dataset.owners, kind="stable")
+    partition = ff.data.Partition.of(np.split(everyone, [5, 24]))  # not by owners
+    config = config_of(data__style__name="lab")
+    found = by_style.map_of(config, dataset, partition)
+    assert found.names == ("a", "b", "c", "d")
+    np.testing.assert_array_equal(found.owners, dataset.owners[everyone])
+    apart = np.linalg.norm(found.points[:, None] - found.points[None], axis=-1)
+    np.fill_diagonal(apart, np.inf)
+    assert np.mean(found.owners[apart.argmin(1)] == found.owners) > 0.6  # by chance a quarter
+    assert by_style.draw_map(found, tmp_path / "map.png").stat().st_size > 5000
+    chart = client_sections._style_map(found)
+    assert [trace["name"] for trace in chart.data] == ["a", "b", "c", "d"]
+    assert [len(trace["x"]) for trace in chart.data] == [12] * 4
+    plain = small_config(data__name="owned")
+    assert by_style.map_of(plain, dataset, partition) is None
+    few = ff.data.Partition.of([everyone[:4]])
+    assert by_style.map_of(config, dataset, few) is None

@@ -211,6 +211,7 @@ class TestPage:
             "Client drift", "Who owns what", "Largest Hessian eigenvalues", "Spectral density",
             "Loss on the plane through", "Cut off at a loss of", "IoU by class", "masks/test.png",
             "fedjax-flat train --config", "fedjax-flat train --run X", "never with the untrained",
+            "mIoU, test examples",
         ):
             assert said in text, said
 

@@ -50,10 +50,7 @@ def build_clusters(
     own = config.algorithm[method.section]
     if own.clusters == 1:
         return StyleClusters(np.zeros(partition.num_clients, np.int32), (), {}, 0, None, False)
-    style = styles.fda(
-        dataset, window=own.window, strength=(1.0, 1.0), images="all", donors="all"
-    )
-    bank = styles.bank(style, dataset, partition, shift)
+    bank = styles.bank(style_of_clients(own, dataset), dataset, partition, shift)
     sent, there = np.asarray(bank.styles), np.asarray(bank.counts) > 0
     labels, scores = by_style.clusters_of(
         sent, _numbers(own, len(sent)), starts=own.starts, kept=own.kept
@@ -64,6 +61,13 @@ def build_clusters(
     low = spectra.square(height, width, own.window)
     centres = by_style.centroids(sent, labels).astype(np.float32)
     return StyleClusters(of_client, centres, scores, bank.bytes, low, own.restyle)
+
+
+def style_of_clients(own: Any, dataset: Dataset) -> styles.Style:
+    """What clients send for clusters, with a method's settings."""
+    return styles.fda(
+        dataset, window=own.window, strength=(1.0, 1.0), images="all", donors="all"
+    )
 
 
 def _numbers(own: Any, clients: int) -> list[int]:

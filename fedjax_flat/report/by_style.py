@@ -1,17 +1,78 @@
-"""Styles of clients in pictures and tables: samples of images restyled, clients by cluster."""
+"""Styles of clients in pictures and tables: images restyled, styles on a plane, clusters."""
 
 import pathlib
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import ml_collections
 import numpy as np
+import threadpoolctl
 
 from fedjax_flat import data as data_lib
-from fedjax_flat import rng
+from fedjax_flat import experiment, rng
 from fedjax_flat.data import Dataset, Partition, styles
+from fedjax_flat.experiment import usage
+from fedjax_flat.experiment.by_style import style_of_clients
 from fedjax_flat.report import pictures, tables
 
 SHOWN = 4  # clients of whom an image is drawn
+MOST = 1000  # styles on the plane
+
+
+class StyleMap(NamedTuple):
+    """Styles of images on a plane: those that are alike are near each other."""
+
+    points: np.ndarray  # (images, 2)
+    owners: np.ndarray  # whose image it is, by number
+    names: tuple[str, ...]  # of owners
+
+
+def map_of(
+    config: ml_collections.ConfigDict, dataset: Dataset, partition: Partition
+) -> StyleMap | None:
+    """Styles of an experiment that has some: of train images, or of a method's clusters."""
+    style, method = experiment.build_style(config, dataset), usage.method_of(config)
+    if method.styles:
+        style = style_of_clients(config.algorithm[method.section], dataset)
+    return style and style_map(style, dataset, partition)
+
+
+def style_map(style: styles.Style, dataset: Dataset, partition: Partition) -> StyleMap | None:
+    """Styles of single train images by t-SNE (van der Maaten and Hinton 2008); None of too few.
+
+    Every number of a style counts alike. Owners are the data's own clients, or the partition's.
+    """
+    from sklearn.manifold import TSNE
+
+    bank = styles.bank(style._replace(sent="all"), dataset, partition)
+    flat = [np.asarray(x, np.float64).reshape(bank.size, -1) for x in jax.tree.leaves(bank.styles)]
+    values = np.concatenate(flat, axis=1)
+    chosen = np.unique(np.linspace(0, bank.size - 1, MOST).astype(int))
+    if len(chosen) < 5:
+        return None
+    if dataset.clients and dataset.owners is not None:
+        owners, names = np.asarray(dataset.owners)[partition.indices], tuple(dataset.clients)
+    else:
+        owners = partition.client_of
+        names = tuple(f"client {k}" for k in range(partition.num_clients))
+    spread = values.std(axis=0)
+    values = (values - values.mean(axis=0)) / np.where(spread > 0, spread, 1)
+    with threadpoolctl.threadpool_limits(1):
+        plane = TSNE(perplexity=min(30, (len(chosen) - 1) / 3), init="pca", random_state=0)
+        points = plane.fit_transform(values[chosen].astype(np.float32))
+    return StyleMap(points, np.asarray(owners)[chosen], names)
+
+
+def draw_map(found: StyleMap, path: pathlib.Path) -> pathlib.Path:
+    """A colour per owner."""
+    figure, (axes,) = pictures.new_figure(1, 1, (6, 4.5))
+    for i, owner in enumerate(np.unique(found.owners)):
+        own = found.points[found.owners == owner]
+        axes.scatter(*own.T, s=8, color=f"C{i % 10}", label=found.names[owner])
+    axes.set(xticks=[], yticks=[], title="styles of images, by t-SNE")
+    axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
+    return pictures.save(figure, path)
 
 
 def draw_styles(

@@ -9,7 +9,7 @@ from fedjax_flat import data as data_lib
 from fedjax_flat import errors
 from fedjax_flat.data import Partition
 from fedjax_flat.experiment import config as config_lib
-from fedjax_flat.report import charts, curves, masks, parts, pixels
+from fedjax_flat.report import by_style, charts, curves, masks, parts, pixels
 from fedjax_flat.report.charts import Chart
 from fedjax_flat.report.groups import Group
 from fedjax_flat.report.ownership import class_counts
@@ -125,6 +125,8 @@ def ownership(found: Sequence[Group], data_dir: str | None) -> Part:
             counts = class_counts(dataset, partition)
             if (of_pixels := pixels.pixel_counts(dataset, partition)) is not None:
                 made.append(_pixel_boxes(of_pixels, masks.names_of(dataset)))
+            if (on_plane := by_style.map_of(folder.config(), dataset, partition)) is not None:
+                made.append(_style_map(on_plane))
         except errors.UsageError as e:
             text = f"Classes are not shown: {str(e).splitlines()[0]}"
         if counts is not None and counts.shape[1] <= 1000:
@@ -154,6 +156,17 @@ def _dataset(
     dataset = data_lib.load(config.data.name, data_dir, **options)
     partition.check(data_lib.count_of(dataset.train))
     return dataset
+
+
+def _style_map(found: by_style.StyleMap) -> Chart:
+    each = [{"type": "scatter", "mode": "markers", "marker": {"size": 5},
+             "name": found.names[owner], "x": charts.numbers(own[:, 0]),
+             "y": charts.numbers(own[:, 1])}
+            for owner in np.unique(found.owners) for own in [found.points[found.owners == owner]]]
+    bare = {"showticklabels": False, "zeroline": False}
+    return Chart("Styles of images, by t-SNE", each,
+                 {"xaxis": bare, "yaxis": bare, "showlegend": True},
+                 "Train images; those that are near each other are alike in style.")
 
 
 def _pixel_boxes(counts: np.ndarray, names: Sequence[str]) -> Chart:

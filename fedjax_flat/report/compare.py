@@ -62,7 +62,7 @@ def compare(
             rows.append([group.label, model, *seeds, tables.percent(mean, deviation), reached,
                          spent, *sent])
     to_target = f"rounds to {100 * target:.2f} %"
-    score = f"{split} {metrics.score_name(first.records)} (%)"
+    score = f"{split} {metrics.written(metrics.score_name(first.records))} (%)"
     header = ["run", "model", *["seeds"] * several, score, to_target, "sent by then", "down", "up"]
     text = tables.table(header, rows, left=(0, 1))
     if several:

@@ -118,7 +118,7 @@ def draw_score(
             )
             lowest = min(lowest, *mean[late])  # the first rounds hide all
         _draw_phases(axes, seeds, color, by=by, names=len(runs) == 1)
-    score = metrics.score_name(next(iter(runs.values()))[0])
+    score = metrics.written(metrics.score_name(next(iter(runs.values()))[0]))
     axes.set(xlabel=curves.AXES[by], ylabel=f"{split} {score} (%)", ylim=(0.95 * lowest, None))
     if by == "bytes":
         axes.set_xscale("log")

@@ -82,6 +82,8 @@ def ownership(
     if style := experiment.build_style(config, dataset):
         path = folder / "styles.png"
         made.append(by_style.draw_styles(style, dataset, partition, path, config.seed))
+    if found := by_style.map_of(config, dataset, partition):
+        made.append(by_style.draw_map(found, folder / "style_map.png"))
     clusters = build_clusters(config, dataset, partition, None)
     if clusters and clusters.number > 1:
         scores = ", ".join(f"{score:.3f} of {o}" for o, score in clusters.scores.items())

@@ -35,6 +35,12 @@ def score_of(found: Sequence[Group]) -> str:
     return metrics.score_name(found[0].runs[0].records)
 
 
+def titled(score: str) -> str:
+    """The score's name where a title begins with it."""
+    written = metrics.written(score)
+    return written.capitalize() if written.islower() else written
+
+
 def models_of(found: Sequence[Group]) -> list[str]:
     """Names of the models that were evaluated."""
     models = dict.fromkeys(m for g in found for m, _ in metrics.evaluated(g.runs[0].records))

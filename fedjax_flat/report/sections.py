@@ -34,7 +34,7 @@ def results(found: Sequence[Group]) -> Part:
                          f"{loss:.4f}", over, last])
     if not rows:
         return Part("Results", text="No run here has a trained round that was evaluated yet.")
-    header = ["run", "model", "split", f"{parts.score_of(found)} (%)",
+    header = ["run", "model", "split", f"{metrics.written(parts.score_of(found))} (%)",
               "loss", "± over", "rounds"]
     windows = sorted({run.window for group in found for run in group.runs})
     note = (f"Means over the last {' or '.join(map(str, windows))} rounds that were evaluated, "
@@ -67,9 +67,12 @@ def scores(found: Sequence[Group]) -> Part:
         if s == split
     ]
     made = [
-        charts.by_round(found, f"{title.capitalize()}, {split} examples", select=of(split, name),
-                        scale=scale, dashes=models, y=y or name)
-        for name, title, scale, y in ((score, score, 100, f"{score} (%)"), ("loss", "loss", 1, ""))
+        charts.by_round(found, f"{title}, {split} examples", select=of(split, name),
+                        scale=scale, dashes=models, y=y)
+        for name, title, scale, y in (
+            (score, parts.titled(score), 100, f"{metrics.written(score)} (%)"),
+            ("loss", "Loss", 1, "loss"),
+        )
         for split in parts.splits_of(found)
     ]
     lines = {"solid": "solid", "dash": "dashed", "dot": "dotted", "dashdot": "dash and dot"}
@@ -87,8 +90,8 @@ def costs(found: Sequence[Group]) -> Part:
     titles = {"bytes": "by what was sent", "flops": "by arithmetic",
               "seconds": "by simulated time", "wall": "by time of training here"}
     made = [
-        charts.by_round(found, f"{score.capitalize()} {title}", select=of, axis=axis, scale=100,
-                        dashes=models, y=f"{score} (%)")
+        charts.by_round(found, f"{parts.titled(score)} {title}", select=of, axis=axis, scale=100,
+                        dashes=models, y=f"{metrics.written(score)} (%)")
         for axis, title in titles.items()
     ]
     rows = []

@@ -124,6 +124,11 @@ def score_name(records) -> str:
     return names.most_common(1)[0][0] if names else "accuracy"  # one damaged record decides nothing
 
 
+def written(name: str) -> str:
+    """A score's name as people write it."""
+    return {"miou": "mIoU"}.get(name, name)
+
+
 def curve(records, *, split: str = "test", model: str = "global", name: str = ""):
     """(rounds, values) of one quantity, by default the score."""
     name = name or score_name(records)
