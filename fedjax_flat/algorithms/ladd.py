@@ -107,7 +107,8 @@ def ladd(
             found = ul.loss(outputs.logits, by_teacher, batch.mask, training)
             if not kd:
                 return found
-            return found + kd * distillation(outputs.logits, by_begin, batch.mask)
+            by_first = _distillation(outputs.logits, by_begin, batch.mask, distilled, training)
+            return found + kd * by_first
 
         trained, info, _ = worker.train(
             model, data, key, round=round, terms=(Term(loss, context),)
@@ -117,29 +118,8 @@ def ladd(
         sent = Trained(difference(model, trained), s)
         return reply(data, seen, info, each=sent)._replace(kind=again)
 
-    def distillation(logits, begin, mask):
-        if distilled == "printed":
-            return ul.unit_mean(terms.divergence(logits, begin), mask)
-        _, kept = ul.pseudo_labels(
-            begin, mask, training["rule"], training["threshold"], training["share"]
-        )
-        log_p = jax.nn.log_softmax(logits, axis=-1)
-        each = -jnp.mean(jax.nn.softmax(0.5 * begin, axis=-1) * log_p, axis=-1)
-        return ul.unit_mean(jnp.where(kept, each, 0.0), mask)
-
     def update(server, uploads, round):
-        delta, who = uploads.each
-        weights = uploads.weights
-        of_clusters = lambda x: jax.ops.segment_sum(x, who, clusters)
-
-        def moved(path, w, d):
-            weighted = weights.reshape(-1, *(1,) * (d.ndim - 1)).astype(d.dtype) * d
-            if of_cluster(parts.name_of(path)):
-                total = of_clusters(weights).reshape(-1, *(1,) * (d.ndim - 1))
-                return w - aggregate.mean(of_clusters(weighted), total)
-            return w - aggregate.mean(jnp.sum(weighted, axis=0), jnp.sum(weights))[None]
-
-        models = jax.tree_util.tree_map_with_path(moved, server.models, delta)
+        models = _aggregated(server.models, uploads, clusters, of_cluster)
         t = round + 1
         averaged = (t >= start) if start else jnp.zeros((), bool)
         tau = jnp.where(averaged, (t - start).astype(jnp.float32) / every, 0.0)
@@ -156,22 +136,53 @@ def ladd(
         found = {"global": jax.tree.map(lambda x: jnp.mean(x, axis=0), server.models)}
         return found | ({"clusters": Clusters(server.models)} if clusters > 1 else {})
 
-    def weigh(first):
-        def bits(message, upload, own):
-            one = lambda tree: jax.tree.map(
-                lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), tree
-            )
-            sent = [one(message.models), one(message.teachers)] + [message.begin] * first
-            down = sum(bits_of(models_in(x, own)) for x in sent)
-            return down, bits_of(models_in(upload, own))
-
-        return bits
-
     return Algorithm(
         init=init,
-        exchanges=(Exchange(broadcast, local, update, bits=(weigh(True), weigh(False))),),
+        exchanges=(Exchange(broadcast, local, update, bits=(_weigh(True), _weigh(False))),),
         models=models,
     )
+
+
+def _distillation(logits, begin, mask, distilled, training):
+    """From the first model, as the documents print it or as the program has it."""
+    if distilled == "printed":
+        return ul.unit_mean(terms.divergence(logits, begin), mask)
+    _, kept = ul.pseudo_labels(
+        begin, mask, training["rule"], training["threshold"], training["share"]
+    )
+    log_p = jax.nn.log_softmax(logits, axis=-1)
+    each = -jnp.mean(jax.nn.softmax(0.5 * begin, axis=-1) * log_p, axis=-1)
+    return ul.unit_mean(jnp.where(kept, each, 0.0), mask)
+
+
+def _aggregated(models, uploads, clusters, of_cluster):
+    """The models of all clusters: their own part from their own clients, the rest from all."""
+    delta, who = uploads.each
+    weights = uploads.weights
+    of_clusters = lambda x: jax.ops.segment_sum(x, who, clusters)
+
+    def moved(path, w, d):
+        weighted = weights.reshape(-1, *(1,) * (d.ndim - 1)).astype(d.dtype) * d
+        if of_cluster(parts.name_of(path)):
+            total = of_clusters(weights).reshape(-1, *(1,) * (d.ndim - 1))
+            return w - aggregate.mean(of_clusters(weighted), total)
+        return w - aggregate.mean(jnp.sum(weighted, axis=0), jnp.sum(weights))[None]
+
+    return jax.tree_util.tree_map_with_path(moved, models, delta)
+
+
+def _weigh(first):
+    """Bits down and up, of a client that takes part for the first time or again."""
+
+    def bits(message, upload, own):
+        one = lambda tree: jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), tree
+        )
+        sent = [one(message.models), one(message.teachers)] + [message.begin] * first
+        down = sum(bits_of(models_in(x, own)) for x in sent)
+        return down, bits_of(models_in(upload, own))
+
+    return bits
 
 
 CLUSTERING = {  # by experiment/by_style.py

@@ -45,7 +45,8 @@ def style_map(style: styles.Style, dataset: Dataset, partition: Partition) -> St
     """
     from sklearn.manifold import TSNE
 
-    bank = styles.bank(style._replace(sent="all"), dataset, partition)
+    everybody = style._replace(sent="all", donors="all")
+    bank = styles.bank(everybody, dataset, partition)
     flat = [np.asarray(x, np.float64).reshape(bank.size, -1) for x in jax.tree.leaves(bank.styles)]
     values = np.concatenate(flat, axis=1)
     chosen = np.unique(np.linspace(0, bank.size - 1, MOST).astype(int))
