@@ -414,6 +414,9 @@ def check_combination(config: Config) -> None:
     if method.network and config.model.statistics == "own":
         refuse("model.statistics", "own", "what it adds to the network is kept beside statistics, "
                "and is the server's. Choose averaged or layers.")
+    if method.network and config.submodel.tiers:
+        refuse("submodel.tiers", config.submodel.tiers, "what it adds to the network cannot be "
+               "narrower. Leave it out.")
     if method.name == "fednova" and client.nesterov:
         refuse("client.nesterov", True, "its norms are of plain SGD and of momentum as it is.")
     _check_uploads(config)

@@ -18,7 +18,7 @@ The network's own leaves keep their names. V, W and lambda are under `domains/cl
 they are parts of the head; the student is `domains/student`.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -52,7 +52,7 @@ class Experts(NamedTuple):
     teacher: jax.Array
 
 
-def with_domains(model: Model, expert: Model, form: Form = Form()) -> Model:
+def with_domains(model: Model, expert: Model, form: Form) -> Model:
     """`model`, with a part of its classifier for each of the outputs of `expert`."""
     errors.lookup("mixing", form.mixing, dict.fromkeys(MIXINGS))
     errors.lookup("start", form.start, dict.fromkeys(STARTS))
@@ -67,7 +67,7 @@ def with_domains(model: Model, expert: Model, form: Form = Form()) -> Model:
         fold = lambda *names: rng.fold(key, COLLECTION, *names)
         own = {
             "domains": uniform(width)(fold("parts"), (count, size)),
-            "scale": jnp.float32(form.scale),
+            "scale": jnp.full(1, form.scale, jnp.float32),
         }
         inner = form.rank if form.mixing == "bottleneck" else size
         draw = jax.nn.initializers.lecun_normal()
@@ -99,7 +99,7 @@ def with_domains(model: Model, expert: Model, form: Form = Form()) -> Model:
         h = outputs.features.astype(jnp.float32)
         experts = (Experts(**logits),) if key is not None else ()
         return outputs._replace(
-            logits=outputs.logits + own["scale"] * specific(h, used, weights, classes),
+            logits=outputs.logits + own["scale"][0] * specific(h, used, weights, classes),
             stats={**dict(outputs.stats or {}), COLLECTION: stats},
             auxiliary=(*outputs.auxiliary, *experts),
         )
@@ -166,8 +166,8 @@ def shapes(model: Model) -> Outputs:
 
 def _widths(model: Model) -> tuple[int, int]:
     """(what the classifier reads, classes)."""
-    found: Any = shapes(model)
-    read, said = jnp.shape(found.features), jnp.shape(found.logits)
+    found = shapes(model)
+    read, said = (getattr(x, "shape", ()) for x in (found.features, found.logits))
     if len(read) != 2 or len(said) != 2:
         raise errors.UsageError(
             f"domains of a network whose classifier makes {said} of {read}: expected a last module "
