@@ -8,8 +8,8 @@ Caldarola et al., "Cluster-driven graph federated learning over multiple domains
 
     mnist               the data: mnist, digits (in the package), cifar10, femnist, celeba
     method=fedcg        or fedavg, or any other, e.g. fedavgm
-    shift=rotation      of mnist, digits and cifar10: the clients' domains. rotation by 0, 90, 180,
-                        270 degrees; noise; rgb (cifar10); none
+    shift=auto          the clients' domains. auto: of mnist, digits and cifar10 rotation, by 0, 90,
+                        180, 270 degrees; or noise, rgb (of cifar10), none
     domains=4           D
     every=10            rounds after which the student becomes the teacher; 0: never
     start=identity      the graph before the first average; or uniform
@@ -46,20 +46,22 @@ DATA = {
     "femnist": ("femnist_cnn", "lenet", 0, 0.05),
     "celeba": ("resnet20", "lenet", 0, 0.05),
 }
-SHIFTS = ("rotation", "noise", "rgb", "none")
+SHIFTS = ("auto", "rotation", "noise", "rgb", "none")
 
 
 def get_config(text=""):
     o = arguments(
-        text, data="mnist", method="fedcg", shift="rotation", domains=4, every=10,
+        text, data="mnist", method="fedcg", shift="auto", domains=4, every=10,
         start="identity", soft=True, rounds=100, rate=0.0,
     )
     for name, choices in (("data", DATA), ("shift", SHIFTS)):
         if o[name] not in choices:
             raise UsageError(f"{name} = {o[name]!r}: expected one of {', '.join(choices)}.")
     network, of_domains, clients, rate = DATA[o.data]
-    if not clients and o.shift not in ("rotation", "none"):
-        raise UsageError(f"shift = {o.shift!r}: clients of {o.data} have domains of their own.")
+    if not clients and o.shift not in ("auto", "none"):
+        raise UsageError(
+            f"shift = {o.shift!r}: clients of {o.data} are as they are, expected auto or none."
+        )
 
     c = default_config()
     c.rounds, c.data.name, c.model.name = o.rounds, o.data, network
@@ -70,7 +72,7 @@ def get_config(text=""):
     if o.data == "celeba":
         own.mixing = "full"
     if clients:
-        c.data.shift.name = o.shift
+        c.data.shift.name = "rotation" if o.shift == "auto" else o.shift
         c.partition.name, c.partition.clients, c.partition.alpha = "dirichlet", clients, 0.5
     else:
         c.partition.name = "natural"

@@ -18,7 +18,8 @@ The network's own leaves keep their names. V, W and lambda are under `domains/cl
 they are parts of the head; the student is `domains/student`.
 """
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -167,7 +168,8 @@ def shapes(model: Model) -> Outputs:
 def _widths(model: Model) -> tuple[int, int]:
     """(what the classifier reads, classes)."""
     found = shapes(model)
-    read, said = (getattr(x, "shape", ()) for x in (found.features, found.logits))
+    shape_of: Callable[[Any], tuple[int, ...]] = lambda x: getattr(x, "shape", ())
+    read, said = shape_of(found.features), shape_of(found.logits)
     if len(read) != 2 or len(said) != 2:
         raise errors.UsageError(
             f"domains of a network whose classifier makes {said} of {read}: expected a last module "
