@@ -1,6 +1,9 @@
 """FedCG: the branch, the graph and rounds against NumPy; limits, padding, traffic, settings."""
 
 import functools
+import json
+import pathlib
+import runpy
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +13,7 @@ import pytest
 import reference_cg as ref
 from conftest import Problem, assert_close, assert_same_bits, small_config
 from jax import export
+from PIL import Image
 
 import fedjax_flat as ff
 from fedjax_flat import models, parts, tasks, testing
@@ -18,12 +22,14 @@ from fedjax_flat.algorithms.fedcg import fedcg, network
 from fedjax_flat.engine.round import traffic
 from fedjax_flat.models import Variables, domains
 
-DEFAULTS = {name: s.default for name, s in METHODS["fedcg"].settings.items()}
+DEFAULTS = {
+    **{n: s.default for n, s in METHODS["fedcg"].settings.items()}, "classifier": "mlp",
+}
 RATE = 0.3
 own = lambda name: name.startswith("params/domains/")
 
 
-def near(found, expected, tolerance=5e-6):
+def near(found, expected, tolerance=2e-6):
     """Relative to the largest number that is expected."""
     largest = max(np.abs(expected).max(initial=0), 1e-3)
     np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance * largest)
@@ -320,6 +326,30 @@ def test_it_goes_with_others(more):
     for model in built.models(state).values():
         sums = built.evaluate(model, built.split("test"))
         assert np.isfinite(float(sums["loss"]))
+
+
+@pytest.mark.slow
+def test_on_faces_as_leaf_has_them(tmp_path):
+    """The config's CelebA, of twelve celebrities."""
+    folder, random = tmp_path / "celeba/data", np.random.default_rng(0)
+    (folder / "raw/img_align_celeba").mkdir(parents=True)
+    for i in range(48):
+        pixels = random.integers(0, 255, (218, 178, 3), np.uint8)
+        Image.fromarray(pixels).save(folder / f"raw/img_align_celeba/{i:06d}.jpg")
+    for part, first in (("train", 0), ("test", 24)):
+        own = {f"{k}": {"x": [f"{first + 2 * k + i:06d}.jpg" for i in range(2)], "y": [0, 1]}
+               for k in range(12)}
+        (folder / part).mkdir()
+        (folder / part / "all.json").write_text(json.dumps({"user_data": own}))
+    make = runpy.run_path(str(pathlib.Path(__file__).parents[1] / "configs/fedcg.py"))
+    config = make["get_config"]("celeba,rounds=2")
+    with config.unlocked():
+        config.data.side, config.model.name = 32, "lenet"
+    result = ff.train(ff.only_used(config), tmp_path / "run", data_dir=tmp_path, progress=False)
+    assert [r["round"] for r in result.records if r["split"] == "test"][-1] == 2
+    run = ff.load_run(tmp_path / "run", tmp_path)
+    assert run.experiment.data.num_clients == 12
+    assert run.model().params["domains"]["classifier"]["mix"].shape == (84 * 2 + 2,) * 2
 
 
 @pytest.mark.parametrize(("settings", "message"), [
