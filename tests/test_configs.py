@@ -540,6 +540,33 @@ def test_cells_of_ladd(options, expected):
         assert {name: flat[name] for name in values} == values
 
 
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ("", {"data.name": "mnist", "data.shift.name": "rotation", "algorithm.fedcg.domains": 4,
+              "algorithm.fedcg.start": "identity", "model.name": "lenet"}),
+        ("cifar10,shift=rgb,every=0,soft=false", {
+            "data.shift.name": "rgb", "algorithm.fedcg.every": 0, "algorithm.fedcg.soft": False}),
+        ("celeba,domains=32", {"partition.name": "natural", "algorithm.fedcg.domains": 32,
+                               "algorithm.fedcg.mixing": "full"}),
+        ("femnist,shift=none,rate=0.1", {"data.shift.name": "none", "client.learning_rate": 0.1}),
+        ("digits,method=fedavg", {"algorithm.name": "fedavg", "model.name": "mlp"}),
+    ],
+)
+def test_cells_of_fedcg(options, expected):
+    config = runpy.run_path(str(FOLDER / "fedcg.py"))["get_config"](options)
+    config_lib.validate(config)
+    flat = config_lib.flatten(config)
+    assert {name: flat[name] for name in expected} == expected
+
+
+def test_options_of_fedcg_that_cannot_work():
+    fedcg = runpy.run_path(str(FOLDER / "fedcg.py"))["get_config"]
+    for options in ("celeba,shift=rotation", "mnst", "digits,shift=blur"):
+        with pytest.raises(ff.UsageError, match="expected"):
+            fedcg(options)
+
+
 def test_options_of_feddrive_that_cannot_work():
     feddrive = runpy.run_path(str(FOLDER / "feddrive.py"))["get_config"]
     for options in ("clients=citys", "lists=uniform", "idda,lists=uniform,number=5"):

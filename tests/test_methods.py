@@ -19,7 +19,7 @@ from fedjax_flat.testing import COHORT, SIZES
 ELSEWHERE = {
     "fedbn", "silobn", "fedfa", "feddistill", "feddf", "fed3r", "fed3r_rf", "fedncm",
     "fedasync", "fedbuff", "fedsim", "fedalt", "pfedme", "fp", "oll",
-    "mcd", "fedseq", "fedcyclic", "fedasyncseq", "fedseq2par", "hierfavg",
+    "mcd", "fedcg", "fedseq", "fedcyclic", "fedasyncseq", "fedseq2par", "hierfavg",
 }
 NAMES = [name for name in METHODS if name not in ELSEWHERE]
 

@@ -28,8 +28,8 @@ def lowered(algorithm, strategy="vmap"):
     return export.export(jax.jit(step), platforms=("cuda", "tpu"))(state, p.data)
 
 
-# Of networks with normalisation or images, or with examples on the server.
-ELSEWHERE = ("fedbn", "silobn", "fedfa", "feddf", "mcd", "oll")
+# Of networks with normalisation, images or domains, or with examples on the server.
+ELSEWHERE = ("fedbn", "silobn", "fedfa", "feddf", "mcd", "fedcg", "oll")
 
 
 @pytest.mark.parametrize("name", [n for n in METHODS if n not in ELSEWHERE])

@@ -16,6 +16,7 @@ from fedjax_flat import errors
 from fedjax_flat.algorithms.addition import Addition
 from fedjax_flat.algorithms.base import Algorithm
 from fedjax_flat.client import Client
+from fedjax_flat.models import Model
 from fedjax_flat.registry import Registry
 from fedjax_flat.settings import Settings
 
@@ -54,6 +55,8 @@ class Method(NamedTuple):
     # `clusters`, which are config.groups.
     members: str = "clients"
     styles: bool = False  # clients are in clusters by style (experiment/by_style.py)
+    # (model, settings) -> what is trained and tested in its place
+    network: Callable[[Model, Mapping[str, Any]], Model] | None = None
     weighs: bool = True  # whether clients count by algorithm.weighting, and wire.* encodes uploads
 
     @property

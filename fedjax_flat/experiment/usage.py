@@ -310,6 +310,10 @@ _RULES: list[tuple[tuple[str, ...], Callable[[Config], bool], str]] = [
     (("algorithm.ladd.distilled",), lambda c: c.algorithm.ladd.kd > 0, "algorithm.ladd.kd is 0"),
     (("algorithm.mcd.steps",), lambda c: c.algorithm.mcd.form == "federated",
      "every step of algorithm.mcd.form central has one"),
+    (("algorithm.fedcg.rank",), lambda c: c.algorithm.fedcg.mixing == "bottleneck",
+     "algorithm.fedcg.mixing is not bottleneck"),
+    (("algorithm.fedcg.beta",), lambda c: c.algorithm.fedcg.graph == "learned",
+     "algorithm.fedcg.graph is fixed"),
     (("data.rdn_groups",), lambda c: c.data.rdn, "data.rdn is False"),
     (("data.mean", "data.std"), lambda c: not c.data.rdn,
      "data.rdn normalises by clients' statistics"),
@@ -407,6 +411,12 @@ def check_combination(config: Config) -> None:
         )
     if method.labelled:
         _check_labelled(config)
+    if method.network and config.model.statistics == "own":
+        refuse("model.statistics", "own", "what it adds to the network is kept beside statistics, "
+               "and is the server's. Choose averaged or layers.")
+    if method.network and config.submodel.tiers:
+        refuse("submodel.tiers", config.submodel.tiers, "what it adds to the network cannot be "
+               "narrower. Leave it out.")
     if method.name == "fednova" and client.nesterov:
         refuse("client.nesterov", True, "its norms are of plain SGD and of momentum as it is.")
     _check_uploads(config)
