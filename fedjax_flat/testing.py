@@ -11,6 +11,7 @@ called by itself with a `Run`. They hold under strict promotion of types and ran
 suite turns on itself (`jax_numpy_dtype_promotion`, `jax_numpy_rank_promotion`).
 """
 
+import copy
 import functools
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -30,7 +31,7 @@ from fedjax_flat.engine import cohort as cohort_lib
 from fedjax_flat.engine import round as round_lib
 from fedjax_flat.engine import sampling
 from fedjax_flat.experiment import config as config_lib
-from fedjax_flat.experiment.method import build_algorithm
+from fedjax_flat.experiment.method import build_algorithm, network_of
 from fedjax_flat.run.checkpoint import Checkpoints
 
 SIZES, COHORT, EPOCHS, BATCH, RATE, ROUNDS = (7, 3, 0, 12, 1, 9, 5), 4, 2, 4, 0.1, 5
@@ -69,11 +70,16 @@ class Problem:
         self.partition = partition_of(sizes)
         self.data = data_lib.federate(self.dataset.train, self.partition)
         module = models.MLP(num_classes=3, hidden=hidden, norm=norm)
-        self.model = models.from_linen(
+        self.seed = seed
+        self.train_on(models.from_linen(
             module, self.dataset.input_shape, frozen_stats=frozen_stats
-        )
-        self.task = tasks.classification(self.model, data_lib.preprocess(self.dataset))
-        self.variables = jax.jit(self.model.init)(jax.random.key(seed + 100))
+        ))
+
+    def train_on(self, model: models.Model) -> None:
+        """Another network, and where its training starts."""
+        self.model = model
+        self.task = tasks.classification(model, data_lib.preprocess(self.dataset))
+        self.variables = jax.jit(model.init)(jax.random.key(self.seed + 100))
 
     @property
     def params(self) -> Any:
@@ -91,12 +97,16 @@ def algorithm_of(
 
     `data` tell the shapes of what clients send, which codecs with residuals need.
     """
+    config = _config_of(name, settings)
+    experiment.validate(config)
+    return build_algorithm(config, task, None if data is None else data.client(jnp.int32(0)))
+
+
+def _config_of(name: str, settings: Mapping[str, Any]) -> Any:
     usual = {"client.learning_rate": RATE, "client.batch_size": BATCH, "client.epochs": EPOCHS}
     chosen = {"algorithm.name": name, **settings}
     matter = config_lib.used(config_lib.from_flat(usual | chosen))
-    config = config_lib.from_flat({n: v for n, v in usual.items() if n in matter} | chosen)
-    experiment.validate(config)
-    return build_algorithm(config, task, None if data is None else data.client(jnp.int32(0)))
+    return config_lib.from_flat({n: v for n, v in usual.items() if n in matter} | chosen)
 
 
 class Run:
@@ -193,14 +203,21 @@ def check_method(
     tolerance: float = 2e-5,
     problem: Problem | None = None,
 ) -> None:
-    """All checks of a registered method; `reference(drawn)` has the parameters it must reach."""
-    problem = problem or Problem()
+    """All checks of a registered method; `reference(drawn)` has the parameters it must reach.
+
+    A method with a network of its own has it in place of the problem's, and begins as that does.
+    """
+    problem = copy.copy(problem or Problem())
+    names = tuple(problem.params)
+    model = network_of(_config_of(name, settings), problem.model)
+    if model is not problem.model:
+        problem.train_on(model)
     run = Run(algorithm_of(name, problem.task, settings, problem.data), problem)
     check_resume(run)
     check_members(run)
     check_padding(run)
     check_strategies(run)
-    check_still(run)
+    check_still(run, names)
     if reference is not None:
         check_reference(run, reference(drawn(problem)), tolerance)
 
@@ -271,8 +288,11 @@ def check_strategies(run: Run, tolerance: float = 2e-6) -> None:
         assert_close(a, b, tolerance)
 
 
-def check_still(run: Run) -> None:
-    """Finite, and where it was, where the gradient is zero: a classifier that is sure and right."""
+def check_still(run: Run, names: Sequence[str] = ()) -> None:
+    """Finite, and where it was, where the gradient is zero: a classifier that is sure and right.
+
+    Only modules of these `names`, if there are some: others have losses of their own.
+    """
     zero = optax.tree.zeros_like(run.problem.params)
     zero["classifier"]["bias"] = zero["classifier"]["bias"].at[0].set(200.0)
     examples = run.data.examples
@@ -283,7 +303,9 @@ def check_still(run: Run) -> None:
     for _ in range(2):
         state, info = run.step(state, data)
     assert bool(info.finite), "not finite where the gradient is zero"
-    assert_close(run.algorithm.models(state.server)["global"].params, zero, 1e-6)
+    found = run.algorithm.models(state.server)["global"].params
+    of = lambda params: {name: params[name] for name in names or params}
+    assert_close(of(found), of(zero), 1e-6)
 
 
 def assert_same_bits(a: Any, b: Any) -> None:

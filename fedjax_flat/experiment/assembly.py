@@ -470,11 +470,7 @@ def build_task(config: ml_collections.ConfigDict, dataset: Dataset, network: Net
     if count := usage.random_features(config):
         random = config.model.random
         model = models.with_random_features(model, count, sigma=random.sigma, law=random.law)
-    method = usage.method_of(config)
-    if method.network:
-        model = method.network(model, {n: config.algorithm[method.section][n]
-                                       for n in method.settings})
-    return found.make(model, preprocess, dataset, **options)
+    return found.make(method.network_of(config, model), preprocess, dataset, **options)
 
 
 def build_network(

@@ -3,6 +3,7 @@
 import functools
 import logging
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +13,7 @@ import numpy as np
 from fedjax_flat import errors, parts, server
 from fedjax_flat.algorithms import (
     Algorithm,
+    Method,
     Parts,
     added,
     compressed,
@@ -34,10 +36,21 @@ from fedjax_flat.engine import clock as clock_lib
 from fedjax_flat.engine import selection
 from fedjax_flat.engine.round import Averages, CohortOf
 from fedjax_flat.experiment import usage
+from fedjax_flat.models import Model
 from fedjax_flat.tasks import Task
 from fedjax_flat.wire import Codec, feedback
 
 logger = logging.getLogger("fedjax_flat")
+
+
+def network_of(config: ml_collections.ConfigDict, model: Model) -> Model:
+    """The model, or what the config's method trains and tests in its place."""
+    method = usage.method_of(config)
+    return method.network(model, _settings_of(config, method)) if method.network else model
+
+
+def _settings_of(config: ml_collections.ConfigDict, method: Method) -> dict[str, Any]:
+    return {name: config.algorithm[method.section][name] for name in method.settings}
 
 
 def build_algorithm(
@@ -64,7 +77,7 @@ def build_algorithm(
     if config.model.fix_after:
         assert fixed
         worker = fixed_after(worker, fixed, config.model.fix_after)
-    settings_of = lambda m: {name: config.algorithm[m.section][name] for name in m.settings}
+    settings_of = functools.partial(_settings_of, config)
 
     def make(worker):
         assert method.make  # of the one that others are added to
