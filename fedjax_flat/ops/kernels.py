@@ -20,6 +20,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -31,10 +32,14 @@ from fedjax_flat import errors
 
 logger = logging.getLogger("fedjax_flat")
 SWITCH = "FEDJAX_FLAT_KERNELS"
-SOURCE = pathlib.Path(__file__).with_name("onednn.cpp")
+FOLDER = pathlib.Path(__file__).parent
+SOURCES, INCLUDED = ("onednn.cpp", "lstm.cpp"), ("threads.h",)
 LIBRARY, HEADERS = "onednn-cpu-gomp", "onednn-devel-cpu-gomp"
 HALF = "avx512_bf16"  # instructions without which bfloat16 is slower than float32
-MAPS = ("output", "input_grad", "filter_grad")
+HANDLERS = (
+    "conv_output", "conv_input_grad", "conv_filter_grad", "lstm_forward", "lstm_linear",
+    "lstm_reverse",
+)
 
 
 class Unavailable(Exception):
@@ -87,8 +92,7 @@ def call(which: str, a: jax.Array, b: jax.Array, geometry: Any) -> jax.Array:
     numbers = lambda values: np.asarray(values, np.int64)
     # Gradients of filters are sums over examples, which stay float32 until they are whole.
     dtype = jnp.float32 if which == "filter_grad" else a.dtype
-    handler = jax.ffi.ffi_call(_target(which), jax.ShapeDtypeStruct(shape, dtype))
-    out = handler(
+    out = handler(f"conv_{which}", jax.ShapeDtypeStruct(shape, dtype))(
         a, b, image=numbers(geometry.image), kernel=numbers(geometry.kernel),
         strides=numbers(geometry.strides), padding=numbers(sum(geometry.padding, ())),
         dilation=numbers(geometry.dilation), groups=np.int64(geometry.groups),
@@ -96,8 +100,13 @@ def call(which: str, a: jax.Array, b: jax.Array, geometry: Any) -> jax.Array:
     return out.astype(a.dtype)
 
 
+def handler(which: str, out: jax.ShapeDtypeStruct) -> Callable[..., jax.Array]:
+    """One of `HANDLERS`, a function of arrays and attributes; where `name` is not jax."""
+    return jax.ffi.ffi_call(_target(which), out)
+
+
 def _target(which: str) -> str:
-    return f"fedjax_flat_conv_{which}"
+    return f"fedjax_flat_{which}"
 
 
 def _register() -> str:
@@ -110,8 +119,8 @@ def _register() -> str:
         handlers = ctypes.CDLL(str(_compiled(found)))
     except OSError as e:
         raise Unavailable(f"{found.library.name} cannot be loaded ({e})") from e
-    for which in MAPS:
-        capsule = jax.ffi.pycapsule(getattr(handlers, f"conv_{which}"))
+    for which in HANDLERS:
+        capsule = jax.ffi.pycapsule(getattr(handlers, which))
         jax.ffi.register_ffi_target(_target(which), capsule, platform="cpu")
     return f"onednn {found.version}"
 
@@ -137,7 +146,7 @@ def _find() -> _OneDNN:
 def _compiled(found: _OneDNN) -> pathlib.Path:
     """The handlers' library, from the cache or by the compiler."""
     key = "\0".join([
-        SOURCE.read_text(), jaxlib.version.__version__, found.version, platform.machine(),
+        *((FOLDER / f).read_text() for f in (*SOURCES, *INCLUDED)), _instructions(), jaxlib.version.__version__, found.version, platform.machine(),
         str(found.library),
     ])
     cache = pathlib.Path(os.environ.get("XDG_CACHE_HOME", pathlib.Path.home() / ".cache"))
@@ -152,9 +161,8 @@ def _compiled(found: _OneDNN) -> pathlib.Path:
         with tempfile.TemporaryDirectory(dir=target.parent) as folder:
             partial = pathlib.Path(folder) / "handlers.so"
             done = subprocess.run(
-                [compiler, "-std=c++17", "-O2", "-fPIC", "-shared", "-fopenmp",
-                 f"-I{jax.ffi.include_dir()}", f"-I{found.include}", str(SOURCE), "-o",
-                 str(partial), str(found.library), f"-Wl,-rpath,{found.library.parent}"],
+                [compiler, "-std=c++17", "-O2", "-march=native", "-fPIC", "-shared", "-fopenmp",
+                 f"-I{jax.ffi.include_dir()}", f"-I{found.include}", *(str(FOLDER / f) for f in SOURCES), "-o", str(partial), str(found.library), f"-Wl,-rpath,{found.library.parent}"],
                 capture_output=True, text=True, check=False,
             )
             if done.returncode:
@@ -167,6 +175,12 @@ def _compiled(found: _OneDNN) -> pathlib.Path:
 
 
 @functools.cache
-def _has(instructions: str) -> bool:
+def _instructions() -> str:
+    """Those of the processor, with a space on either side of each."""
     info = pathlib.Path("/proc/cpuinfo")
-    return info.exists() and f" {instructions} " in info.read_text()
+    lines = info.read_text().splitlines() if info.exists() else []
+    return next((f"{line} " for line in lines if line.startswith("flags")), "")
+
+
+def _has(instructions: str) -> bool:
+    return f" {instructions} " in _instructions()

@@ -1,0 +1,194 @@
+// The three loops of ops/lstm.py over time, as XLA FFI handlers.
+//
+// The examples of a batch are independent: every thread takes some of them through all steps. A
+// step is done for kLanes units of the state at a time and up to kRows examples, all four gates in
+// registers from the product with the weights to the last of the unit's results. The last units are
+// kLanes counted from the end, so that some are computed twice, to the same bits.
+//
+// Arrays are (time, batch, 6, width): four gates, c, h, or their derivatives.
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <string>
+
+#include "threads.h"
+
+namespace ffi = xla::ffi;
+
+namespace {
+
+using Array = ffi::Buffer<ffi::F32>;
+using Result = ffi::ResultBuffer<ffi::F32>;
+
+#ifdef __AVX512F__
+constexpr int kLanes = 16, kRows = 6;
+#else
+constexpr int kLanes = 8, kRows = 3;
+#endif
+typedef float V __attribute__((vector_size(kLanes * sizeof(float))));
+
+enum Kind { kForward, kLinear, kReverse };
+
+inline V load(const float* from) {
+  V v;
+  std::memcpy(&v, from, sizeof v);
+  return v;
+}
+
+inline void store(float* to, V v) { std::memcpy(to, &v, sizeof v); }
+
+// x P(x x) / Q(x x), to a few units in the last place: the rational function of Eigen and XLA.
+inline V tanh(V x) {
+  constexpr float end = 7.90531110763549805f;
+  x = x > end ? V{} + end : x;
+  x = x < -end ? V{} - end : x;
+  V y = x * x, p = V{} - 2.76076847742355e-16f, q = V{} + 1.19825839466702e-06f;
+  #pragma GCC unroll 8
+  for (float a : {2.00018790482477e-13f, -8.60467152213735e-11f, 5.12229709037114e-08f,
+                  1.48572235717979e-05f, 6.37261928875436e-04f, 4.89352455891786e-03f})
+    p = p * y + a;
+  #pragma GCC unroll 8
+  for (float b : {1.18534705686654e-04f, 2.26843463243900e-03f, 4.89352518554385e-03f})
+    q = q * y + b;
+  return x * p / q;
+}
+
+inline V sigmoid(V x) { return 0.5f * tanh(0.5f * x) + 0.5f; }
+
+inline V slope(V s) { return s * (1 - s); }
+
+// What a thread needs to know; `w` is in the order of `pack`.
+struct Loop {
+  int64_t steps, batch, width;
+  const float *source, *states, *w;
+  float* out;
+  int64_t row(int64_t t, int64_t n) const { return (t * batch + n) * 6 * width; }
+};
+
+// The weights of kLanes units from `first` on, as (width, 4, kLanes): of the gates' products in the
+// forward loops, of each gate's contribution to h in reverse.
+void pack(Kind kind, const float* w, int64_t width, int64_t first, float* to) {
+  for (int64_t k = 0; k < width; ++k)
+    for (int64_t g = 0; g < 4; ++g)
+      for (int64_t lane = 0; lane < kLanes; ++lane)
+        *to++ = kind == kReverse ? w[((first + lane) * 4 + g) * width + k]
+                                 : w[(k * 4 + g) * width + first + lane];
+}
+
+// One step of the units from `first` on, for R examples from `n` on.
+template <Kind kind, int R>
+void tile(const Loop& l, int64_t t, int64_t n, int64_t first, const float* w) {
+  const int64_t width = l.width, row = 6 * width, unit = l.row(t, n) + first;
+  const int64_t source = kind == kForward ? (t * l.batch + n) * 4 * width + first : unit;
+  const int64_t source_row = kind == kForward ? 4 * width : row;
+  const int64_t back = l.batch * row;  // to the same unit one step before
+  const bool start = t == 0, end = t == l.steps - 1;
+  V sum[R][4];
+  #pragma GCC unroll 8
+  for (int r = 0; r < R; ++r)
+    #pragma GCC unroll 8
+    for (int g = 0; g < 4; ++g)
+      sum[r][g] = kind == kReverse ? V{} : load(l.source + source + r * source_row + g * width);
+  if (!(kind == kReverse ? end : start)) {
+    const float* in = l.out + (kind == kReverse ? l.row(t + 1, n) : l.row(t - 1, n) + 5 * width);
+    for (int64_t k = 0; k < width; ++k, w += 4 * kLanes)
+      #pragma GCC unroll 8
+      for (int g = 0; g < 4; ++g) {
+        V weights = load(w + g * kLanes);
+        #pragma GCC unroll 8
+        for (int r = 0; r < R; ++r)
+          sum[r][g] += in[r * row + (kind == kReverse ? g * width : 0) + k] * weights;
+      }
+  }
+  #pragma GCC unroll 8
+  for (int r = 0; r < R; ++r) {
+    float* out = l.out + unit + r * row;
+    auto put = [&](int field, V v) { store(out + field * width, v); };
+    if constexpr (kind == kForward) {
+      V i = sigmoid(sum[r][0]), f = sigmoid(sum[r][1]), g = tanh(sum[r][2]), o = sigmoid(sum[r][3]);
+      V c = i * g;
+      if (!start) c += f * load(out - back + 4 * width);
+      put(0, i), put(1, f), put(2, g), put(3, o), put(4, c), put(5, o * tanh(c));
+    } else {
+      const float *states = l.states + unit + r * row, *given = l.source + source + r * row;
+      auto state = [&](int field) { return load(states + field * width); };
+      V i = state(0), f = state(1), g = state(2), o = state(3), tanh_c = tanh(state(4));
+      V before = start ? V{} : load(states - back + 4 * width);
+      V pi = slope(i) * g, pf = slope(f) * before, pg = i * (1 - g * g), qo = slope(o) * tanh_c;
+      V s = load(given + 4 * width), k = load(given + 5 * width), to_k = o * (1 - tanh_c * tanh_c);
+      if constexpr (kind == kLinear) {
+        s += pi * sum[r][0] + pf * sum[r][1] + pg * sum[r][2];
+        if (!start) s += f * load(out - back + 4 * width);
+        for (int gate = 0; gate < 4; ++gate) put(gate, sum[r][gate]);
+        put(4, s), put(5, k + to_k * s + qo * sum[r][3]);
+      } else {
+        k += (sum[r][0] + sum[r][1]) + (sum[r][2] + sum[r][3]);
+        s += to_k * k;
+        if (!end) s += load(states + back + width) * load(out + back + 4 * width);
+        auto gate = [&](int field) { return load(given + field * width); };
+        put(0, gate(0) + pi * s), put(1, gate(1) + pf * s), put(2, gate(2) + pg * s);
+        put(3, gate(3) + qo * k), put(4, s), put(5, k);
+      }
+    }
+  }
+}
+
+template <Kind kind, int R = kRows>
+void rows(const Loop& l, int64_t t, int64_t begin, int64_t end, int64_t first, const float* w) {
+  for (; end - begin >= R; begin += R) tile<kind, R>(l, t, begin, first, w);
+  if constexpr (R > 1) rows<kind, R - 1>(l, t, begin, end, first, w);
+}
+
+template <Kind kind>
+ffi::Error run(ffi::ThreadPool pool, const float* source, const float* states,
+               Array w, Result out) {
+  try {
+    auto shape = out->dimensions();
+    Loop l{shape[0], shape[1], shape[3], source, states, nullptr, out->typed_data()};
+    int64_t panels = (l.width + kLanes - 1) / kLanes, size = l.width * 4 * kLanes;
+    auto first = [&](int64_t p) { return std::min(p * kLanes, l.width - kLanes); };
+    thread_local Room room;
+    auto* packed = static_cast<float*>(room.of(panels * size * sizeof(float)));
+    int threads = static_cast<int>(std::max<int64_t>(1, pool.num_threads()));
+    share_out(pool, threads, [&](int i) {
+      for (int64_t p = panels * i / threads; p < panels * (i + 1) / threads; ++p)
+        pack(kind, w.typed_data(), l.width, first(p), packed + p * size);
+    });
+    int parts = static_cast<int>(std::min<int64_t>(threads, l.batch));
+    share_out(pool, parts, [&](int i) {
+      int64_t begin = l.batch * i / parts, end = l.batch * (i + 1) / parts;
+      for (int64_t step = 0; step < l.steps; ++step)
+        for (int64_t p = 0; p < panels; ++p)
+          rows<kind>(l, kind == kReverse ? l.steps - 1 - step : step, begin, end, first(p),
+                     packed + p * size);
+    });
+    return ffi::Error::Success();
+  } catch (const std::exception& e) {
+    return ffi::Error::Internal(std::string("lstm: ") + e.what());
+  }
+}
+
+ffi::Error forward(ffi::ThreadPool pool, Array x, Array w,
+                   Result out) {
+  return run<kForward>(pool, x.typed_data(), nullptr, w, out);
+}
+
+template <Kind kind>
+ffi::Error derivative(ffi::ThreadPool pool, Array source,
+                      Array states, Array w,
+                      Result out) {
+  return run<kind>(pool, source.typed_data(), states.typed_data(), w, out);
+}
+
+}  // namespace
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(lstm_forward, forward,
+                              ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Arg<Array>().Arg<Array>()
+                                  .Ret<Array>());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(lstm_linear, derivative<kLinear>,
+                              ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Arg<Array>().Arg<Array>()
+                                  .Arg<Array>().Ret<Array>());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(lstm_reverse, derivative<kReverse>,
+                              ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Arg<Array>().Arg<Array>()
+                                  .Arg<Array>().Ret<Array>());
