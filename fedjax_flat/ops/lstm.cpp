@@ -64,6 +64,9 @@ struct Loop {
   const float *source, *states, *w;
   float* out;
   int64_t row(int64_t t, int64_t n) const { return (t * batch + n) * 6 * width; }
+  int64_t panels() const { return (width + kLanes - 1) / kLanes; }
+  int64_t first(int64_t panel) const { return std::min(panel * kLanes, width - kLanes); }
+  int64_t size() const { return width * 4 * kLanes; }
 };
 
 // The weights of kLanes units from `first` on, as (width, 4, kLanes): of the gates' products in the
@@ -92,13 +95,16 @@ void tile(const Loop& l, int64_t t, int64_t n, int64_t first, const float* w) {
       sum[r][g] = kind == kReverse ? V{} : load(l.source + source + r * source_row + g * width);
   if (!(kind == kReverse ? end : start)) {
     const float* in = l.out + (kind == kReverse ? l.row(t + 1, n) : l.row(t - 1, n) + 5 * width);
+    const int64_t gate = kind == kReverse ? width : 0;
+    const float* at[4] = {in, in + gate, in + 2 * gate, in + 3 * gate};
     for (int64_t k = 0; k < width; ++k, w += 4 * kLanes)
       #pragma GCC unroll 8
       for (int g = 0; g < 4; ++g) {
         V weights = load(w + g * kLanes);
+        const float* x = at[g]++;
+        if (kind == kReverse) asm("" : "+r"(x));
         #pragma GCC unroll 8
-        for (int r = 0; r < R; ++r)
-          sum[r][g] += in[r * row + (kind == kReverse ? g * width : 0) + k] * weights;
+        for (int r = 0; r < R; ++r) sum[r][g] += x[r * row] * weights;
       }
   }
   #pragma GCC unroll 8
@@ -134,10 +140,13 @@ void tile(const Loop& l, int64_t t, int64_t n, int64_t first, const float* w) {
   }
 }
 
+// One step of all units, for the examples from `begin` to `end`.
 template <Kind kind, int R = kRows>
-void rows(const Loop& l, int64_t t, int64_t begin, int64_t end, int64_t first, const float* w) {
-  for (; end - begin >= R; begin += R) tile<kind, R>(l, t, begin, first, w);
-  if constexpr (R > 1) rows<kind, R - 1>(l, t, begin, end, first, w);
+void step(const Loop& l, int64_t t, int64_t begin, int64_t end) {
+  for (; end - begin >= R; begin += R)
+    for (int64_t p = 0; p < l.panels(); ++p)
+      tile<kind, R>(l, t, begin, l.first(p), l.w + p * l.size());
+  if constexpr (R > 1) step<kind, R - 1>(l, t, begin, end);
 }
 
 template <Kind kind>
@@ -146,22 +155,19 @@ ffi::Error run(ffi::ThreadPool pool, const float* source, const float* states,
   try {
     auto shape = out->dimensions();
     Loop l{shape[0], shape[1], shape[3], source, states, nullptr, out->typed_data()};
-    int64_t panels = (l.width + kLanes - 1) / kLanes, size = l.width * 4 * kLanes;
-    auto first = [&](int64_t p) { return std::min(p * kLanes, l.width - kLanes); };
     thread_local Room room;
-    auto* packed = static_cast<float*>(room.of(panels * size * sizeof(float)));
+    auto* packed = static_cast<float*>(room.of(l.panels() * l.size() * sizeof(float)));
+    l.w = packed;
     int threads = static_cast<int>(std::max<int64_t>(1, pool.num_threads()));
     share_out(pool, threads, [&](int i) {
-      for (int64_t p = panels * i / threads; p < panels * (i + 1) / threads; ++p)
-        pack(kind, w.typed_data(), l.width, first(p), packed + p * size);
+      for (int64_t p = l.panels() * i / threads; p < l.panels() * (i + 1) / threads; ++p)
+        pack(kind, w.typed_data(), l.width, l.first(p), packed + p * l.size());
     });
     int parts = static_cast<int>(std::min<int64_t>(threads, l.batch));
     share_out(pool, parts, [&](int i) {
-      int64_t begin = l.batch * i / parts, end = l.batch * (i + 1) / parts;
-      for (int64_t step = 0; step < l.steps; ++step)
-        for (int64_t p = 0; p < panels; ++p)
-          rows<kind>(l, kind == kReverse ? l.steps - 1 - step : step, begin, end, first(p),
-                     packed + p * size);
+      for (int64_t t = 0; t < l.steps; ++t)
+        step<kind>(l, kind == kReverse ? l.steps - 1 - t : t, l.batch * i / parts,
+                   l.batch * (i + 1) / parts);
     });
     return ffi::Error::Success();
   } catch (const std::exception& e) {
