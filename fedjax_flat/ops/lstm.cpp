@@ -60,10 +60,9 @@ inline V slope(V s) { return s * (1 - s); }
 
 // What a thread needs to know; `w` is in the order of `pack`.
 struct Loop {
-  int64_t steps, batch, width;
+  int64_t steps, batch, width, given, wanted;  // fields of the source and of the result
   const float *source, *states, *w;
-  float* out;
-  int64_t row(int64_t t, int64_t n) const { return (t * batch + n) * 6 * width; }
+  float *out, *carry;  // carry (2, batch, width): s of this step and of the one before
   int64_t panels() const { return (width + kLanes - 1) / kLanes; }
   int64_t first(int64_t panel) const { return std::min(panel * kLanes, width - kLanes); }
   int64_t size() const { return width * 4 * kLanes; }
@@ -82,19 +81,24 @@ void pack(Kind kind, const float* w, int64_t width, int64_t first, float* to) {
 // One step of the units from `first` on, for R examples from `n` on.
 template <Kind kind, int R>
 void tile(const Loop& l, int64_t t, int64_t n, int64_t first, const float* w) {
-  const int64_t width = l.width, row = 6 * width, unit = l.row(t, n) + first;
-  const int64_t source = kind == kForward ? (t * l.batch + n) * 4 * width + first : unit;
-  const int64_t source_row = kind == kForward ? 4 * width : row;
-  const int64_t back = l.batch * row;  // to the same unit one step before
-  const bool start = t == 0, end = t == l.steps - 1;
+  const int64_t width = l.width, example = t * l.batch + n;
+  const int64_t back = kind == kReverse ? -l.batch : l.batch;  // examples to the step before
+  const bool start = kind == kReverse ? t == l.steps - 1 : t == 0;
+  // Of six fields, those that an array of as many has.
+  auto has = [](int64_t fields, int field) { return fields == 1 ? field == 5 : field < fields; };
+  auto source = [&](int r, int field) {
+    if (!has(l.given, field)) return V{};
+    return load(l.source + ((example + r) * l.given + (l.given == 1 ? 0 : field)) * width + first);
+  };
   V sum[R][4];
   #pragma GCC unroll 8
   for (int r = 0; r < R; ++r)
     #pragma GCC unroll 8
-    for (int g = 0; g < 4; ++g)
-      sum[r][g] = kind == kReverse ? V{} : load(l.source + source + r * source_row + g * width);
-  if (!(kind == kReverse ? end : start)) {
-    const float* in = l.out + (kind == kReverse ? l.row(t + 1, n) : l.row(t - 1, n) + 5 * width);
+    for (int g = 0; g < 4; ++g) sum[r][g] = kind == kReverse ? V{} : source(r, g);
+  const int64_t row = l.wanted * width;
+  if (!start) {
+    // h, or the gates in reverse
+    const float* in = l.out + (example - back) * row + (kind == kReverse ? 0 : row - width);
     const int64_t gate = kind == kReverse ? width : 0;
     const float* at[4] = {in, in + gate, in + 2 * gate, in + 3 * gate};
     for (int64_t k = 0; k < width; ++k, w += 4 * kLanes)
@@ -102,40 +106,46 @@ void tile(const Loop& l, int64_t t, int64_t n, int64_t first, const float* w) {
       for (int g = 0; g < 4; ++g) {
         V weights = load(w + g * kLanes);
         const float* x = at[g]++;
-        if (kind == kReverse) asm("" : "+r"(x));
+        if (kind == kReverse) asm("" : "+r"(x));  // four addresses in registers, not 4 R
         #pragma GCC unroll 8
         for (int r = 0; r < R; ++r) sum[r][g] += x[r * row] * weights;
       }
   }
   #pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
-    float* out = l.out + unit + r * row;
-    auto put = [&](int field, V v) { store(out + field * width, v); };
+    float* out = l.out + (example + r) * row + first;
+    float *s_now = l.carry + ((t % 2) * l.batch + n + r) * width + first;
+    const float* s_before = l.carry + ((1 - t % 2) * l.batch + n + r) * width + first;
+    auto put = [&](int field, V v) {
+      if (has(l.wanted, field)) store(out + (l.wanted == 1 ? 0 : field) * width, v);
+    };
     if constexpr (kind == kForward) {
       V i = sigmoid(sum[r][0]), f = sigmoid(sum[r][1]), g = tanh(sum[r][2]), o = sigmoid(sum[r][3]);
       V c = i * g;
-      if (!start) c += f * load(out - back + 4 * width);
+      if (!start) c += f * load(s_before);
+      store(s_now, c);
       put(0, i), put(1, f), put(2, g), put(3, o), put(4, c), put(5, o * tanh(c));
     } else {
-      const float *states = l.states + unit + r * row, *given = l.source + source + r * row;
+      const float* states = l.states + (example + r) * 6 * width + first;
       auto state = [&](int field) { return load(states + field * width); };
       V i = state(0), f = state(1), g = state(2), o = state(3), tanh_c = tanh(state(4));
-      V before = start ? V{} : load(states - back + 4 * width);
+      V before = t == 0 ? V{} : load(states + (4 - 6 * l.batch) * width);
       V pi = slope(i) * g, pf = slope(f) * before, pg = i * (1 - g * g), qo = slope(o) * tanh_c;
-      V s = load(given + 4 * width), k = load(given + 5 * width), to_k = o * (1 - tanh_c * tanh_c);
+      V to_k = o * (1 - tanh_c * tanh_c), s = source(r, 4), k = source(r, 5);
       if constexpr (kind == kLinear) {
         s += pi * sum[r][0] + pf * sum[r][1] + pg * sum[r][2];
-        if (!start) s += f * load(out - back + 4 * width);
-        for (int gate = 0; gate < 4; ++gate) put(gate, sum[r][gate]);
-        put(4, s), put(5, k + to_k * s + qo * sum[r][3]);
+        if (!start) s += f * load(s_before);
+        k += to_k * s + qo * sum[r][3];
+        put(0, sum[r][0]), put(1, sum[r][1]), put(2, sum[r][2]), put(3, sum[r][3]);
       } else {
         k += (sum[r][0] + sum[r][1]) + (sum[r][2] + sum[r][3]);
         s += to_k * k;
-        if (!end) s += load(states + back + width) * load(out + back + 4 * width);
-        auto gate = [&](int field) { return load(given + field * width); };
-        put(0, gate(0) + pi * s), put(1, gate(1) + pf * s), put(2, gate(2) + pg * s);
-        put(3, gate(3) + qo * k), put(4, s), put(5, k);
+        if (!start) s += load(states + (1 + 6 * l.batch) * width) * load(s_before);
+        put(0, source(r, 0) + pi * s), put(1, source(r, 1) + pf * s);
+        put(2, source(r, 2) + pg * s), put(3, source(r, 3) + qo * k);
       }
+      store(s_now, s);
+      put(4, s), put(5, k);
     }
   }
 }
@@ -150,13 +160,17 @@ void step(const Loop& l, int64_t t, int64_t begin, int64_t end) {
 }
 
 template <Kind kind>
-ffi::Error run(ffi::ThreadPool pool, const float* source, const float* states,
+ffi::Error run(ffi::ThreadPool pool, int64_t given, const float* source, const float* states,
                Array w, Result out) {
   try {
     auto shape = out->dimensions();
-    Loop l{shape[0], shape[1], shape[3], source, states, nullptr, out->typed_data()};
+    Loop l{shape[0], shape[1], shape[3], given, shape[2], source, states, nullptr,
+           out->typed_data(), nullptr};
+    int64_t weights = l.panels() * l.size();
     thread_local Room room;
-    auto* packed = static_cast<float*>(room.of(l.panels() * l.size() * sizeof(float)));
+    auto* packed = static_cast<float*>(
+        room.of((weights + 2 * l.batch * l.width) * sizeof(float)));
+    l.carry = packed + weights;
     l.w = packed;
     int threads = static_cast<int>(std::max<int64_t>(1, pool.num_threads()));
     share_out(pool, threads, [&](int i) {
@@ -175,16 +189,13 @@ ffi::Error run(ffi::ThreadPool pool, const float* source, const float* states,
   }
 }
 
-ffi::Error forward(ffi::ThreadPool pool, Array x, Array w,
-                   Result out) {
-  return run<kForward>(pool, x.typed_data(), nullptr, w, out);
+ffi::Error forward(ffi::ThreadPool pool, Array x, Array w, Result out) {
+  return run<kForward>(pool, 4, x.typed_data(), nullptr, w, out);
 }
 
 template <Kind kind>
-ffi::Error derivative(ffi::ThreadPool pool, Array source,
-                      Array states, Array w,
-                      Result out) {
-  return run<kind>(pool, source.typed_data(), states.typed_data(), w, out);
+ffi::Error derivative(ffi::ThreadPool pool, Array source, Array states, Array w, Result out) {
+  return run<kind>(pool, source.dimensions()[2], source.typed_data(), states.typed_data(), w, out);
 }
 
 }  // namespace

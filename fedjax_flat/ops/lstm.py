@@ -24,8 +24,11 @@ gradient, its transpose. L's own tangents are L again, of the sources
 and likewise those of its transpose, which runs in reverse. So derivatives of any order, forward and
 backward, are three loops, each a primitive (`primitive.py`), which kernels.py may have compiled.
 
-Arrays of a loop are (T, B, 6, H): four gates, c and h, or what is dual or tangent to them.
+Arrays of a loop are (T, B, 6, H): four gates, c and h, or what is tangent or dual to them. A gradient
+asks L for h from sources of the gates, so that only these fields, 4 and 1, are there.
 """
+
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -50,7 +53,7 @@ def lstm(x: jax.Array, w: jax.Array) -> jax.Array:
 @lstm.defjvp
 def _lstm_jvp(primals, tangents):
     states = _states(*primals)
-    return states[:, :, 5], _tangent(states, primals, tangents)[:, :, 5]
+    return states[:, :, 5], _tangent(states, primals, tangents, 1)[:, :, 0]
 
 
 @jax.custom_jvp
@@ -61,70 +64,76 @@ def _states(x, w):
 @_states.defjvp
 def _states_jvp(primals, tangents):
     states = _states(*primals)
-    i, f, g, o, c, _ = _fields(states)
+    i, f, g, o, c, _ = (states[:, :, k] for k in range(6))
     one = jnp.ones_like(c)
     slopes = jnp.stack([_slope(i), _slope(f), 1 - g * g, _slope(o), one, one], axis=2)
-    return states, slopes * _tangent(states, primals, tangents)
+    return states, slopes * _tangent(states, primals, tangents, 6)
 
 
-def _tangent(states, primals, tangents):
-    """Of the gates' arguments, c and h."""
+def _tangent(states, primals, tangents, fields):
+    """Of the gates' arguments, c and h, or of h only."""
     (_, w), (dx, dw) = primals, tangents
-    u = (dx + product(_before(states[:, :, 5]), dw)).reshape(*dx.shape[:2], 4, len(w))
-    zero = jnp.zeros_like(states[:, :, 5])
-    return _linear(_joined(u, zero, zero), states, w)
+    u = dx + product(_before(states[:, :, 5]), dw)
+    return _linear(u.reshape(*dx.shape[:2], 4, len(w)), states, w, fields)
 
 
-@jax.custom_jvp
-def _linear(sources, states, w):
+@functools.partial(jax.custom_jvp, nondiff_argnums=(3,))
+def _linear(sources, states, w, fields):
     """L: a, s and k."""
-    return _linear_p.bind(sources, states, w)
+    return _linear_p.bind(sources, states, w, fields=fields)
 
 
 @_linear.defjvp
-def _linear_jvp(primals, tangents):
-    (_, states, w), (d_sources, d_states, dw) = primals, tangents
-    out = _linear(*primals)
+def _linear_jvp(fields, primals, tangents):
+    (sources, states, w), (d_sources, d_states, dw) = primals, tangents
+    out = _linear(sources, states, w, 6)
     a, s, k = _split(out)
     df, dp, dq, dr = jax.jvp(_coefficients, (states,), (d_states,))[1]
     du = product(_before(k), dw).reshape(a.shape)
     dv = df * _before(s) + jnp.sum(dp * a, axis=2)
     dz = dr * s + jnp.sum(dq * a, axis=2)
-    return out, _linear(d_sources + _joined(du, dv, dz), states, w)
+    return _some(out, fields), _linear(_all(d_sources) + _joined(du, dv, dz), states, w, fields)
 
 
-@jax.custom_jvp
-def _reverse(sources, states, w):
+@functools.partial(jax.custom_jvp, nondiff_argnums=(3,))
+def _reverse(sources, states, w, fields):
     """L's transpose, and L's of the same sources: A_t = u_t + p_t S_t + q_t K_t, with
 
         K_t = z_t + A_{t+1} W^T,    S_t = v_t + r_t K_t + f_{t+1} S_{t+1}
     """
-    return _reverse_p.bind(sources, states, w)
+    return _reverse_p.bind(sources, states, w, fields=fields)
 
 
 @_reverse.defjvp
-def _reverse_jvp(primals, tangents):
-    (_, states, w), (d_sources, d_states, dw) = primals, tangents
-    out = _reverse(*primals)
+def _reverse_jvp(fields, primals, tangents):
+    (sources, states, w), (d_sources, d_states, dw) = primals, tangents
+    out = _reverse(sources, states, w, 6)
     a, s, k = _split(out)
     df, dp, dq, dr = jax.jvp(_coefficients, (states,), (d_states,))[1]
     du = dp * s[:, :, None] + dq * k[:, :, None]
     dv = dr * k + _after(df * s)
     dz = product(_after(a.reshape(*a.shape[:2], dw.shape[1])), dw.T)
-    return out, _reverse(d_sources + _joined(du, dv, dz), states, w)
+    return _some(out, fields), _reverse(_all(d_sources) + _joined(du, dv, dz), states, w, fields)
 
 
 def _coefficients(states):
     """f and r (T, B, H), p and q (T, B, 4, H), in the order f, p, q, r."""
-    i, f, g, o, c, _ = _fields(states)
+    i, f, g, o, c, _ = (states[:, :, k] for k in range(6))
     tanh_c, none = jnp.tanh(c), jnp.zeros_like(c)
     p = jnp.stack([_slope(i) * g, _slope(f) * _before(c), i * (1 - g * g), none], axis=2)
     q = jnp.stack([none, none, none, _slope(o) * tanh_c], axis=2)
     return f, p, q, o * (1 - tanh_c * tanh_c)
 
 
-def _fields(states):
-    return (states[:, :, k] for k in range(6))
+def _all(x):
+    """Six fields from six, from the four of the gates, or from that of h, the others being zero."""
+    fields = x.shape[2]
+    return jnp.pad(x, ((0, 0), (0, 0), (5 * (fields == 1), 2 * (fields == 4)), (0, 0)))
+
+
+def _some(x, fields):
+    """All six, the four of the gates, or that of h."""
+    return x[:, :, 5:] if fields == 1 else x[:, :, :fields]
 
 
 def _split(x):
@@ -166,7 +175,7 @@ def _forward_scan(x, w):
     return _joined(*lax.scan(step, (zero, zero), x, unroll=UNROLL)[1])
 
 
-def _linear_scan(sources, states, w):
+def _linear_scan(sources, states, w, fields):
     # In reverse, which is the common way, the loop's product is then of untransposed matrices.
     turned = lax.optimization_barrier(w.T)
 
@@ -178,26 +187,28 @@ def _linear_scan(sources, states, w):
         k = r * s + jnp.sum(q * a, axis=1) + z
         return (k, s), (a, s, k)
 
-    zero = jnp.zeros_like(sources[0, :, 5])
-    sequences = (_split(sources), _coefficients(states))
-    return _joined(*lax.scan(step, (zero, zero), sequences, unroll=UNROLL)[1])
+    zero = jnp.zeros_like(states[0, :, 5])
+    sequences = (_split(_all(sources)), _coefficients(states))
+    return _some(_joined(*lax.scan(step, (zero, zero), sequences, unroll=UNROLL)[1]), fields)
 
 
-def _reverse_scan(sources, states, w):
-    return jax.linear_transpose(lambda s: _linear_scan(s, states, w), sources)(sources)[0]
+def _reverse_scan(sources, states, w, fields):
+    of = jax.ShapeDtypeStruct((*states.shape[:2], fields, len(w)), states.dtype)
+    linear = lambda x: _linear_scan(x, states, w, sources.shape[2])
+    return jax.linear_transpose(linear, of)(sources)[0]
 
 
 def _loop(name, scan, transposes):
-    """One of the three loops as a primitive."""
+    """One of the three loops as a primitive, with as many fields in its result as `fields` says."""
 
-    def on_cpu(*arrays):
+    def on_cpu(*arrays, **static):
         *sequences, w = arrays
-        if w.dtype != np.float32 or w.shape[0] < FEWEST or kernels.name() == "jax":
-            return scan(*arrays)
-        shape = (*sequences[0].shape[:2], 6, w.shape[0])
+        if w.dtype != np.float32 or len(w) < FEWEST or kernels.name() == "jax":
+            return scan(*arrays, **static)
+        shape = (*sequences[0].shape[:2], static.get("fields", 6), len(w))
         return kernels.handler(name, jax.ShapeDtypeStruct(shape, w.dtype))(*arrays)
 
-    def batch(p, arrays, axes):
+    def batch(p, arrays, axes, **static):
         """Several batches are one; of several weights, each has a loop of its own on CPU."""
         size = next(x.shape[a] for x, a in zip(arrays, axes, strict=True) if a is not None)
         move = lambda x, a, to: (
@@ -206,21 +217,22 @@ def _loop(name, scan, transposes):
         *sequences, w = arrays
         if axes[-1] is not None:
             first = [move(x, a, 0) for x, a in zip(arrays, axes, strict=True)]
-            each = lambda *arrays: lax.map(lambda t: p.bind(*t), arrays)
-            return lax.platform_dependent(*first, cpu=each, default=jax.vmap(scan)), 0
+            each = lambda *arrays: lax.map(lambda t: p.bind(*t, **static), arrays)
+            batched = jax.vmap(functools.partial(scan, **static))
+            return lax.platform_dependent(*first, cpu=each, default=batched), 0
         joined = [
             lax.collapse(move(x, a, 1), 1, 3) for x, a in zip(sequences, axes[:-1], strict=True)
         ]
-        out = p.bind(*joined, w)
+        out = p.bind(*joined, w, **static)
         return out.reshape(len(out), size, -1, *out.shape[2:]), 1
 
     return primitive(name, scan, transposes, cpu=on_cpu, batch=batch)
 
 
 _forward_p: Operation = _loop("lstm_forward", _forward_scan, [None, None])
-_linear_p: Operation = _loop(
-    "lstm_linear", _linear_scan, [lambda ct, _, states, w: _reverse(ct, states, w), None, None]
-)
-_reverse_p: Operation = _loop(
-    "lstm_reverse", _reverse_scan, [lambda ct, _, states, w: _linear(ct, states, w), None, None]
-)
+_linear_p: Operation = _loop("lstm_linear", _linear_scan, [
+    lambda ct, x, states, w, fields: _reverse(ct, states, w, x.aval.shape[2]), None, None,
+])
+_reverse_p: Operation = _loop("lstm_reverse", _reverse_scan, [
+    lambda ct, x, states, w, fields: _linear(ct, states, w, x.aval.shape[2]), None, None,
+])
