@@ -1,9 +1,10 @@
-"""Convolutions by oneDNN on CPU, where it can be had: `pip install 'fedjax-flat[onednn]'`.
+"""Convolutions and LSTMs compiled for CPU, where they can be: `pip install 'fedjax-flat[onednn]'`.
 
-The handlers are one C++ file beside this one, compiled when the first convolution is (3 s, then
-cached by versions) against the library that the extra installs. Operands are float32 or, where the
-processor multiplies it, bfloat16. Without library, compiler, AVX2 or these types the convolutions
-are those of ops/conv.py, in pure JAX, and the log says why, once.
+Convolutions are oneDNN's (onednn.cpp), of float32 or, where the processor multiplies it, bfloat16.
+The LSTM's loops over time are our own (lstm.cpp), of float32 and at least 16 units. Both are one
+library, compiled when the first of either is (6 s, then cached by versions and processor) against
+the one that the extra installs. Without that, compiler, AVX2 or these types the operations are those
+of ops/conv.py and ops/lstm.py, in pure JAX, and the log says why, once.
 
 FEDJAX_FLAT_KERNELS=auto | onednn | jax: what is there; oneDNN or an error; never oneDNN. Results of
 the two differ in their last bits, so a run folder records which it was trained with.
@@ -64,7 +65,7 @@ def name() -> str:
     except Unavailable as e:
         if choice == "onednn":
             raise errors.UsageError(f"{SWITCH}=onednn: {e}") from e
-        logger.info("convolutions in pure JAX: %s", e)
+        logger.info("convolutions and LSTMs in pure JAX: %s", e)
         return "jax"
 
 
@@ -146,8 +147,8 @@ def _find() -> _OneDNN:
 def _compiled(found: _OneDNN) -> pathlib.Path:
     """The handlers' library, from the cache or by the compiler."""
     key = "\0".join([
-        *((FOLDER / f).read_text() for f in (*SOURCES, *INCLUDED)), _instructions(), jaxlib.version.__version__, found.version, platform.machine(),
-        str(found.library),
+        *((FOLDER / f).read_text() for f in (*SOURCES, *INCLUDED)), jaxlib.version.__version__,
+        found.version, platform.machine(), _instructions(), str(found.library),
     ])
     cache = pathlib.Path(os.environ.get("XDG_CACHE_HOME", pathlib.Path.home() / ".cache"))
     target = cache / "fedjax_flat" / f"onednn-{hashlib.sha256(key.encode()).hexdigest()[:16]}.so"
@@ -162,7 +163,9 @@ def _compiled(found: _OneDNN) -> pathlib.Path:
             partial = pathlib.Path(folder) / "handlers.so"
             done = subprocess.run(
                 [compiler, "-std=c++17", "-O2", "-march=native", "-fPIC", "-shared", "-fopenmp",
-                 f"-I{jax.ffi.include_dir()}", f"-I{found.include}", *(str(FOLDER / f) for f in SOURCES), "-o", str(partial), str(found.library), f"-Wl,-rpath,{found.library.parent}"],
+                 f"-I{jax.ffi.include_dir()}", f"-I{found.include}",
+                 *(str(FOLDER / f) for f in SOURCES), "-o", str(partial), str(found.library),
+                 f"-Wl,-rpath,{found.library.parent}"],
                 capture_output=True, text=True, check=False,
             )
             if done.returncode:

@@ -15,17 +15,17 @@ derivative is written out. It is the linear recurrence L(u, v, z),
     s_t = f_t s_{t-1} + sum over gates of p_t a_t + v_t
     k_t = r_t s_t + sum over gates of q_t a_t + z_t
 
-of u_t = dx_t + h_{t-1} dW, v = z = 0, with p, q, r from the values of all steps: a, s and k are then
-the tangents of the gates' arguments, of c and of h. u is one product for all steps, hence so is W's
-gradient, its transpose. L's own tangents are L again, of the sources
+of u_t = dx_t + h_{t-1} dW, v = z = 0, with p, q, r from the values of all steps: a, s and k are
+then the tangents of the gates' arguments, of c and of h. u is one product for all steps, hence so
+is W's gradient, its transpose. L's own tangents are L again, of the sources
 
     (u' + before(k) W',   v' + f' before(s) + sum p' a,   z' + r' s + sum q' a)
 
 and likewise those of its transpose, which runs in reverse. So derivatives of any order, forward and
 backward, are three loops, each a primitive (`primitive.py`), which kernels.py may have compiled.
 
-Arrays of a loop are (T, B, 6, H): four gates, c and h, or what is tangent or dual to them. A gradient
-asks L for h from sources of the gates, so that only these fields, 4 and 1, are there.
+Arrays of a loop are (T, B, 6, H): four gates, c and h, or what is tangent or dual to them. Where
+only the gates' four fields or only that of h are needed, as in a first derivative, they are alone.
 """
 
 import functools
@@ -38,7 +38,6 @@ from jax import lax
 from fedjax_flat.ops import kernels
 from fedjax_flat.ops.primitive import Operation, primitive
 from fedjax_flat.ops.product import product
-
 
 UNROLL = 1  # steps per turn of a loop: more were no faster, and slower to compile
 FEWEST = 16  # units of the state that compiled loops take at a time
