@@ -3,7 +3,7 @@
 Convolutions are oneDNN's (onednn.cpp), of float32 or, where the processor multiplies it, bfloat16.
 The LSTM's loops over time are our own (lstm.cpp), of float32 and at least 16 units. Both are one
 library, compiled when the first of either is (6 s, then cached by versions and processor) against
-the one that the extra installs. Without that, compiler, AVX2 or these types the operations are those
+the one that the extra installs. Without it, compiler, AVX2 or these types the operations are those
 of ops/conv.py and ops/lstm.py, in pure JAX, and the log says why, once.
 
 FEDJAX_FLAT_KERNELS=auto | onednn | jax: what is there; oneDNN or an error; never oneDNN. Results of

@@ -150,13 +150,12 @@ void tile(const Loop& l, int64_t t, int64_t n, int64_t first, const float* w) {
   }
 }
 
-// One step of all units, for the examples from `begin` to `end`.
+// One step of a panel, kLanes units, for the examples from `begin` to `end`.
 template <Kind kind, int R = kRows>
-void step(const Loop& l, int64_t t, int64_t begin, int64_t end) {
+void rows(const Loop& l, int64_t t, int64_t panel, int64_t begin, int64_t end) {
   for (; end - begin >= R; begin += R)
-    for (int64_t p = 0; p < l.panels(); ++p)
-      tile<kind, R>(l, t, begin, l.first(p), l.w + p * l.size());
-  if constexpr (R > 1) step<kind, R - 1>(l, t, begin, end);
+    tile<kind, R>(l, t, begin, l.first(panel), l.w + panel * l.size());
+  if constexpr (R > 1) rows<kind, R - 1>(l, t, panel, begin, end);
 }
 
 template <Kind kind>
@@ -180,8 +179,9 @@ ffi::Error run(ffi::ThreadPool pool, int64_t given, const float* source, const f
     int parts = static_cast<int>(std::min<int64_t>(threads, l.batch));
     share_out(pool, parts, [&](int i) {
       for (int64_t t = 0; t < l.steps; ++t)
-        step<kind>(l, kind == kReverse ? l.steps - 1 - t : t, l.batch * i / parts,
-                   l.batch * (i + 1) / parts);
+        for (int64_t p = 0; p < l.panels(); ++p)
+          rows<kind>(l, kind == kReverse ? l.steps - 1 - t : t, p, l.batch * i / parts,
+                     l.batch * (i + 1) / parts);
     });
     return ffi::Error::Success();
   } catch (const std::exception& e) {
