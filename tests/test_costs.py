@@ -98,6 +98,7 @@ def test_multiply_adds_are_those_of_the_layers():
                          jnp.zeros((4, 5))) == 60
     loop = lambda a: jax.lax.scan(lambda c, _: (c @ c, None), a, length=7)[0]
     assert multiply_adds(loop, jnp.zeros((2, 2))) == 7 * 8
+    assert multiply_adds(ff.ops.lstm, jnp.zeros((5, 2, 12)), jnp.zeros((3, 12))) == 5 * 2 * 3 * 12
 
 
 @pytest.mark.slow

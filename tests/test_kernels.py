@@ -153,7 +153,7 @@ def test_a_compiler_that_fails_is_said_and_jax_is_used(
 def test_the_compilers_last_line_is_shown(onednn, tmp_path, monkeypatch):
     broken = tmp_path / "broken.cpp"
     broken.write_text("#error no such thing\n")
-    monkeypatch.setattr(kernels, "SOURCE", broken)
+    monkeypatch.setattr(kernels, "SOURCES", (broken,))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with pytest.raises(kernels.Unavailable, match=r"g\+\+ failed: .+"):
         kernels._compiled(kernels._find())

@@ -60,6 +60,13 @@ def test_every_kind_of_layer_lowers_with_its_gradient(name, shape):
     assert "callback" not in made.mlir_module()
 
 
+def test_lstms_lower_with_their_gradient_of_one_model_or_several():
+    grad = jax.grad(lambda x, w: ff.ops.lstm(x, w).sum(), (0, 1))
+    x, w = (jax.ShapeDtypeStruct(shape, "float32") for shape in ((2, 5, 3, 64), (2, 16, 64)))
+    made = export.export(jax.jit(jax.vmap(grad)), platforms=("cuda", "tpu"))(x, w)
+    assert "fedjax_flat_lstm" not in made.mlir_module()
+
+
 def made_up(as_asked, one_each, cohort=32):
     of = lambda memory: Compiled("s", memory - GB // 10, GB // 10, 1e9, 1e9, {"all-reduce": 2}, 1)
     return Plan("tpu:v5e:2x2", 4, 16e9, cohort, of(as_asked), of(one_each))

@@ -41,8 +41,7 @@ class Dense(nn.Module):
         init = uniform(x.shape[-1])
         kernel = self.param("kernel", init, (x.shape[-1], self.features)).astype(x.dtype)
         bias = self.param("bias", init, (self.features,)).astype(x.dtype)
-        x = jnp.matmul(x, kernel, preferred_element_type=ops.accumulator(x)).astype(x.dtype)
-        return x + bias.reshape((1,) * (x.ndim - 1) + (-1,))
+        return ops.product(x, kernel) + bias.reshape((1,) * (x.ndim - 1) + (-1,))
 
 
 class Conv(nn.Module):

@@ -51,7 +51,8 @@ class LSTM(nn.Module):
         kernel = self.param("kernel", init, (x.shape[-1], gates))
         recurrent = self.param("recurrent_kernel", init, (self.features, gates))
         bias = self.param("bias", init, (gates,)) + self.param("recurrent_bias", init, (gates,))
-        x = jnp.swapaxes(x, 0, 1) @ kernel + bias.reshape(1, 1, -1)
+        x = ops.product(jnp.swapaxes(x, 0, 1), kernel)
+        x = ops.add_bias(x[None], bias)[0]  # as to an image of time and batch
         return jnp.swapaxes(ops.lstm(x, recurrent), 0, 1)
 
 

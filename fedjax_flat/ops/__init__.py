@@ -9,9 +9,10 @@ from fedjax_flat.ops.group_norm import group_norm
 from fedjax_flat.ops.lstm import lstm
 from fedjax_flat.ops.pooling import avg_pool, max_pool
 from fedjax_flat.ops.primitive import accumulator
+from fedjax_flat.ops.product import product
 from fedjax_flat.ops.sums import inner, spread, total
 
 __all__ = [
     "accumulator", "add_bias", "avg_pool", "conv", "conv_general_dilated", "group_norm", "inner",
-    "lstm", "max_pool", "spread", "total",
+    "lstm", "max_pool", "product", "spread", "total",
 ]

@@ -1,9 +1,10 @@
-"""Convolutions by oneDNN on CPU, where it can be had: `pip install 'fedjax-flat[onednn]'`.
+"""Convolutions and LSTMs compiled for CPU, where they can be: `pip install 'fedjax-flat[onednn]'`.
 
-The handlers are one C++ file beside this one, compiled when the first convolution is (3 s, then
-cached by versions) against the library that the extra installs. Operands are float32 or, where the
-processor multiplies it, bfloat16. Without library, compiler, AVX2 or these types the convolutions
-are those of ops/conv.py, in pure JAX, and the log says why, once.
+Convolutions are oneDNN's (onednn.cpp), of float32 or, where the processor multiplies it, bfloat16.
+The LSTM's loops over time are our own (lstm.cpp), of float32 and at least 16 units. Both are one
+library, compiled when the first of either is (6 s, then cached by versions and processor) against
+the one that the extra installs. Without it, compiler, AVX2 or these types the operations are those
+of ops/conv.py and ops/lstm.py, in pure JAX, and the log says why, once.
 
 FEDJAX_FLAT_KERNELS=auto | onednn | jax: what is there; oneDNN or an error; never oneDNN. Results of
 the two differ in their last bits, so a run folder records which it was trained with.
@@ -20,6 +21,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -31,10 +33,14 @@ from fedjax_flat import errors
 
 logger = logging.getLogger("fedjax_flat")
 SWITCH = "FEDJAX_FLAT_KERNELS"
-SOURCE = pathlib.Path(__file__).with_name("onednn.cpp")
+FOLDER = pathlib.Path(__file__).parent
+SOURCES, INCLUDED = ("onednn.cpp", "lstm.cpp"), ("threads.h",)
 LIBRARY, HEADERS = "onednn-cpu-gomp", "onednn-devel-cpu-gomp"
 HALF = "avx512_bf16"  # instructions without which bfloat16 is slower than float32
-MAPS = ("output", "input_grad", "filter_grad")
+HANDLERS = (
+    "conv_output", "conv_input_grad", "conv_filter_grad", "lstm_forward", "lstm_linear",
+    "lstm_reverse",
+)
 
 
 class Unavailable(Exception):
@@ -59,7 +65,7 @@ def name() -> str:
     except Unavailable as e:
         if choice == "onednn":
             raise errors.UsageError(f"{SWITCH}=onednn: {e}") from e
-        logger.info("convolutions in pure JAX: %s", e)
+        logger.info("convolutions and LSTMs in pure JAX: %s", e)
         return "jax"
 
 
@@ -87,8 +93,7 @@ def call(which: str, a: jax.Array, b: jax.Array, geometry: Any) -> jax.Array:
     numbers = lambda values: np.asarray(values, np.int64)
     # Gradients of filters are sums over examples, which stay float32 until they are whole.
     dtype = jnp.float32 if which == "filter_grad" else a.dtype
-    handler = jax.ffi.ffi_call(_target(which), jax.ShapeDtypeStruct(shape, dtype))
-    out = handler(
+    out = handler(f"conv_{which}", jax.ShapeDtypeStruct(shape, dtype))(
         a, b, image=numbers(geometry.image), kernel=numbers(geometry.kernel),
         strides=numbers(geometry.strides), padding=numbers(sum(geometry.padding, ())),
         dilation=numbers(geometry.dilation), groups=np.int64(geometry.groups),
@@ -96,8 +101,13 @@ def call(which: str, a: jax.Array, b: jax.Array, geometry: Any) -> jax.Array:
     return out.astype(a.dtype)
 
 
+def handler(which: str, out: jax.ShapeDtypeStruct) -> Callable[..., jax.Array]:
+    """One of `HANDLERS`, a function of arrays and attributes; where `name` is not jax."""
+    return jax.ffi.ffi_call(_target(which), out)
+
+
 def _target(which: str) -> str:
-    return f"fedjax_flat_conv_{which}"
+    return f"fedjax_flat_{which}"
 
 
 def _register() -> str:
@@ -110,8 +120,8 @@ def _register() -> str:
         handlers = ctypes.CDLL(str(_compiled(found)))
     except OSError as e:
         raise Unavailable(f"{found.library.name} cannot be loaded ({e})") from e
-    for which in MAPS:
-        capsule = jax.ffi.pycapsule(getattr(handlers, f"conv_{which}"))
+    for which in HANDLERS:
+        capsule = jax.ffi.pycapsule(getattr(handlers, which))
         jax.ffi.register_ffi_target(_target(which), capsule, platform="cpu")
     return f"onednn {found.version}"
 
@@ -137,8 +147,8 @@ def _find() -> _OneDNN:
 def _compiled(found: _OneDNN) -> pathlib.Path:
     """The handlers' library, from the cache or by the compiler."""
     key = "\0".join([
-        SOURCE.read_text(), jaxlib.version.__version__, found.version, platform.machine(),
-        str(found.library),
+        *((FOLDER / f).read_text() for f in (*SOURCES, *INCLUDED)), jaxlib.version.__version__,
+        found.version, platform.machine(), _instructions(), str(found.library),
     ])
     cache = pathlib.Path(os.environ.get("XDG_CACHE_HOME", pathlib.Path.home() / ".cache"))
     target = cache / "fedjax_flat" / f"onednn-{hashlib.sha256(key.encode()).hexdigest()[:16]}.so"
@@ -152,9 +162,10 @@ def _compiled(found: _OneDNN) -> pathlib.Path:
         with tempfile.TemporaryDirectory(dir=target.parent) as folder:
             partial = pathlib.Path(folder) / "handlers.so"
             done = subprocess.run(
-                [compiler, "-std=c++17", "-O2", "-fPIC", "-shared", "-fopenmp",
-                 f"-I{jax.ffi.include_dir()}", f"-I{found.include}", str(SOURCE), "-o",
-                 str(partial), str(found.library), f"-Wl,-rpath,{found.library.parent}"],
+                [compiler, "-std=c++17", "-O2", "-march=native", "-fPIC", "-shared", "-fopenmp",
+                 f"-I{jax.ffi.include_dir()}", f"-I{found.include}",
+                 *(str(FOLDER / f) for f in SOURCES), "-o", str(partial), str(found.library),
+                 f"-Wl,-rpath,{found.library.parent}"],
                 capture_output=True, text=True, check=False,
             )
             if done.returncode:
@@ -167,6 +178,12 @@ def _compiled(found: _OneDNN) -> pathlib.Path:
 
 
 @functools.cache
-def _has(instructions: str) -> bool:
+def _instructions() -> str:
+    """Those of the processor, with a space on either side of each."""
     info = pathlib.Path("/proc/cpuinfo")
-    return info.exists() and f" {instructions} " in info.read_text()
+    lines = info.read_text().splitlines() if info.exists() else []
+    return next((f"{line} " for line in lines if line.startswith("flags")), "")
+
+
+def _has(instructions: str) -> bool:
+    return f" {instructions} " in _instructions()

@@ -28,6 +28,8 @@ def _one(equation: Any) -> int:
         return out * math.prod(shapes[1][:-1])
     if name == "conv_general_dilated":
         return out * math.prod(shapes[1]) // shapes[1][params["dimension_numbers"].rhs_spec[0]]
+    if name.startswith("lstm_"):  # ours (lstm.py): time and batch first, the weights last
+        return math.prod(shapes[0][:2]) * math.prod(shapes[-1])
     if name == "dot_general":
         (contracted, _), _ = params["dimension_numbers"]
         return out * math.prod(shapes[0][i] for i in contracted)
