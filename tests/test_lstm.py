@@ -166,7 +166,7 @@ def test_a_loop_per_device():
     np.testing.assert_allclose(jax.jit(split)(x, w), jax.jit(grad)(x, w), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.skipif(os.environ.get(primitive.SWITCH) == "lax", reason="loops are then not primitives")
+@pytest.mark.skipif(os.environ.get(primitive.SWITCH) == "lax", reason="no primitives")
 def test_no_step_of_the_gradient_touches_the_weights_gradient():
     """It is one product for all steps, outside of the two loops."""
     grad = jax.grad(lambda w, x: jnp.sum(ops.lstm(x, w)))
