@@ -9,11 +9,12 @@ and eta 0.2; SWA starts at 75 % of the rounds and has cycles of 5, as FedSAM has
 Those with SWA branch off those without, at 5/8 of the rounds. Stopped, the same command goes on.
 --full is the config as it is.
 
-Prints mIoU, mean and deviation over the last twenty rounds; --keep copies config.json and
-metrics.jsonl of every run.
+Prints mIoU, mean and deviation over the last twenty rounds; --keep copies config.json and, of
+metrics.jsonl, what is of evaluations.
 """
 
 import argparse
+import json
 import pathlib
 import runpy
 import shutil
@@ -53,7 +54,7 @@ def main():
                         help="begin no run after so many")
     parser.add_argument("--full", action="store_true")
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
-    parser.add_argument("--keep", help="copy config.json and metrics.jsonl there; train nothing")
+    parser.add_argument("--keep", help="copy configs and evaluations there; train nothing")
     args = parser.parse_args()
     began, found = time.monotonic(), {}
     for method in args.methods:
@@ -119,8 +120,10 @@ def table(found) -> str:
 def keep(folder: pathlib.Path, kept: pathlib.Path) -> None:
     """Copies what a reader of the table may want to check."""
     kept.mkdir(parents=True, exist_ok=True)
-    for name in ("config.json", "metrics.jsonl"):
-        shutil.copyfile(folder / name, kept / name)
+    shutil.copyfile(folder / "config.json", kept / "config.json")
+    lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
+    wanted = [line for line in lines if json.loads(line)["split"] in SPLITS]
+    (kept / "metrics.jsonl").write_text("".join(wanted))
 
 
 if __name__ == "__main__":
