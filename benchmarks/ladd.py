@@ -3,8 +3,8 @@
     python benchmarks/ladd.py --data FOLDER --out FOLDER [--model bisenetv2] [--pretrain 150]
         [--rounds 300]
 
-mIoU on the test pictures of the unlabelled drives: of the server's model, without and with the
-clients' styles, then of what clients make of the latter. `small` is a network of five convolutions,
+mIoU on the test pictures of the unlabelled drives, mean of the last ten rounds: of the server's
+model, without and with the clients' styles, then of what clients make of the latter. `small` is a network of five convolutions,
 which is all that two slow cores can train in minutes: it shows whether an order shows, not what
 the method can reach. Stop and repeat the command as you like: it goes on.
 """
@@ -12,6 +12,7 @@ the method can reach. Stop and repeat the command as you like: it goes on.
 import argparse
 import pathlib
 import runpy
+import statistics
 import time
 
 import flax.linen as nn
@@ -21,6 +22,7 @@ import fedjax_flat as ff
 from fedjax_flat.models.layers import BatchNorm, Conv
 from fedjax_flat.report import tables
 
+LAST = 10  # rounds
 CONFIG = pathlib.Path(__file__).parents[1] / "configs" / "ladd.py"
 ADAPTED = {
     "FedAvg + self-training": "method=self_training",
@@ -67,6 +69,7 @@ def main() -> None:
             if o.model == "small":
                 config.model.auxiliary = True  # which it has not, as bisenetv2 has by default
                 config.data.crop, config.client.batch_size = (96, 128), 8
+            config.eval.window, config.eval.every = LAST, max(1, config.rounds // 5)
         config = ff.only_used(config)
         began = time.time()
         result = ff.train(config, out / name.replace(" ", "_"), data_dir=o.data, init=init)
@@ -74,9 +77,12 @@ def main() -> None:
             raise SystemExit("stopped; the same command goes on")
         records = [r for r in result.records if r["split"] == "target"]
         for model in dict.fromkeys(r["model"] for r in records):
-            last = [r for r in records if r["model"] == model][-1]
-            rows.append([name, model, f"{100 * last['miou']:.2f}",
-                         f"{100 * last['accuracy']:.2f}", f"{time.time() - began:.0f}"])
+            last = [r for r in records if r["model"] == model][-LAST:]
+            cells = [
+                f"{statistics.mean(values):.2f} ± {statistics.pstdev(values):.2f}"
+                for values in ([100 * r[n] for r in last] for n in ("miou", "accuracy"))
+            ]
+            rows.append([name, model, *cells, f"{time.time() - began:.0f}"])
         print(rows[-1], flush=True)
 
     train("server, clients' styles", f"method=fda,pretrain={o.pretrain}")
