@@ -4,9 +4,10 @@
         [--rounds 300]
 
 mIoU on the test pictures of the unlabelled drives, mean of the last ten rounds: of the server's
-model, without and with the clients' styles, then of what clients make of the latter. `small` is a network of five convolutions,
-which is all that two slow cores can train in minutes: it shows whether an order shows, not what
-the method can reach. Stop and repeat the command as you like: it goes on.
+model, without and with the clients' styles, then of what clients make of the latter. `small` is a
+network of five convolutions, which is all that two slow cores can train in minutes: it shows
+whether an order shows, not what the method can reach. Stop and repeat the command as you like: it
+goes on.
 """
 
 import argparse
