@@ -129,7 +129,7 @@ def _make(p: Parts) -> Algorithm:
 
 
 METHOD = Method(
-    "fedcg", "Caldarola 2021", "parts of the classifier for domains that are found", _make,
+    "fedcg", "Caldarola 2021", "a head with parts for found domains", _make,
     settings={
         "domains": Setting(4, "D, how many", at_least=1),
         "classifier": Setting("linear", "the network of teacher and student", choices=CLASSIFIERS),
