@@ -20,7 +20,7 @@ def paper_cnn(examples: int = 640):
     import fedjax_flat as ff
     from fedjax_flat.data import Batch
 
-    model = ff.models.build("cnn", num_classes=10, image_shape=(32, 32, 3))
+    model = ff.models.build("cnn", num_classes=10, inputs=(32, 32, 3))
     raw = ff.data.Preprocess(lambda batch, key: batch, lambda batch: batch, mixes_labels=False)
     task = ff.tasks.classification(model, raw)
     keys = jax.random.split(jax.random.key(0), 3)

@@ -70,13 +70,13 @@ def problem(args):
     """(task, briefly trained weights, images, labels)."""
     if args.data:
         dataset = ff.data.load("cifar10", args.data)
-        images, labels = dataset.train.images, dataset.train.labels
+        images, labels = dataset.train.inputs, dataset.train.labels
     else:
         images, labels = (x.reshape(-1, *x.shape[2:]) for x in W1.data(args.examples // 500 + 1))
     images, labels = images[: args.examples], labels[: args.examples].astype(np.int32)
     examples = Examples(images, labels)
     dataset = ff.data.Dataset("b", examples, examples, 10, 255.0, (0.5,) * 3, (0.25,) * 3)
-    model = ff.models.build("cnn", num_classes=10, image_shape=(32, 32, 3))
+    model = ff.models.build("cnn", num_classes=10, inputs=(32, 32, 3))
     task = ff.tasks.classification(model, ff.data.preprocess(dataset))
     start = jax.jit(task.init)(KEY)
     client = ff.client.local_training(task, ff.client.sgd(0.05, momentum=0.9), batch_size=50)

@@ -64,3 +64,22 @@ def test_unknown_names_are_refused():
     )
     assert out.returncode == 2
     assert "unknown 'torhc'; expected ours" in out.stderr
+
+
+def test_products_are_of_a_network_that_was_trained_on_images_that_are_there(benchmarks, cifar_dir):
+    """What benchmarks/curvature.py and costs.py set up, on CIFAR-10 and on noise."""
+    import argparse
+
+    import costs
+    import curvature
+    import jax
+
+    args = argparse.Namespace(data=str(cifar_dir), examples=50)
+    task, params, images, labels = curvature.problem(args)
+    assert images.shape == (50, 32, 32, 3) and images.std() > 40
+    logits = task.forward(curvature.ff.models.Variables(params), curvature.ff.data.Batch(
+        jax.numpy.asarray(images, jax.numpy.float32) / 255, labels, np.ones(50, bool)), None).logits
+    assert logits.shape == (50, 10) and bool(jax.numpy.isfinite(logits).all())
+    loss, params, batches = costs.paper_cnn(64)
+    first = jax.tree.map(lambda x: x[0], batches)
+    assert float(loss(params, first)) == pytest.approx(np.log(10), abs=0.5)
