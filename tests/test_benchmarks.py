@@ -76,10 +76,13 @@ def test_products_are_of_a_network_that_was_trained_on_images_that_are_there(ben
 
     args = argparse.Namespace(data=str(cifar_dir), examples=50)
     task, params, images, labels = curvature.problem(args)
-    assert images.shape == (50, 32, 32, 3) and images.std() > 40
-    logits = task.forward(curvature.ff.models.Variables(params), curvature.ff.data.Batch(
-        jax.numpy.asarray(images, jax.numpy.float32) / 255, labels, np.ones(50, bool)), None).logits
-    assert logits.shape == (50, 10) and bool(jax.numpy.isfinite(logits).all())
+    assert images.shape == (50, 32, 32, 3)
+    assert images.std() > 40
+    pixels = jax.numpy.asarray(images, jax.numpy.float32) / 255
+    batch = curvature.ff.data.Batch(pixels, labels, np.ones(50, bool))
+    logits = task.forward(curvature.ff.models.Variables(params), batch, None).logits
+    assert logits.shape == (50, 10)
+    assert bool(jax.numpy.isfinite(logits).all())
     loss, params, batches = costs.paper_cnn(64)
     first = jax.tree.map(lambda x: x[0], batches)
     assert float(loss(params, first)) == pytest.approx(np.log(10), abs=0.5)
