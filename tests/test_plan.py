@@ -67,9 +67,12 @@ def test_lstms_lower_with_their_gradient_of_one_model_or_several():
     assert "fedjax_flat_lstm" not in made.mlir_module()
 
 
-def made_up(as_asked, one_each, cohort=32):
-    of = lambda memory: Compiled("s", memory - GB // 10, GB // 10, 1e9, 1e9, {"all-reduce": 2}, 1)
-    return Plan("tpu:v5e:2x2", 4, 16e9, cohort, of(as_asked), of(one_each))
+def made_up(as_asked, other, cohort=32, at_once=(8, 1)):
+    of = lambda memory, n: Compiled(
+        "s", n, memory - GB // 10, GB // 10, 1e9, 1e9, {"all-reduce": 2}, 1
+    )
+    programs = of(as_asked, at_once[0]), of(other, at_once[1])
+    return Plan("tpu:v5e:2x2", 4, 16e9, cohort, *programs)
 
 
 def test_advice():
@@ -83,7 +86,12 @@ def test_advice():
     assert "14,000 MB too much" in plans.advice(too_many)
     assert "cohort.chunk=4" in plans.advice(too_many)
     assert "2,000 MB more than a chip has" in plans.advice(made_up(30 * GB, 18 * GB))
-    assert made_up(2 * GB, 2 * GB, cohort=4).largest_chunk == 1
+    alone = made_up(2 * GB, 2 * GB, cohort=4, at_once=(1, 1))
+    assert alone.largest_chunk == 1
+    assert "the one client that a chip has" in plans.advice(alone)
+    for at_once, programs in (((4, 1), (5, 2)), ((1, 2), (2, 3))):  # a chunk that was asked for
+        asked, other = (n * GB for n in programs)
+        assert made_up(asked, other, at_once=at_once).largest_chunk == 15
     assert "2 all-reduce" in plans.page(fits)
 
 

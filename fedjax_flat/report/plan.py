@@ -2,7 +2,7 @@
 
 libtpu (extra `plan`) compiles ahead of time for real topologies on any machine. From the compiled
 program come the memory of a chip, the arithmetic, and what chips say to each other; from a second
-one, with one client on a chip at once, how many would fit. Speed is not among it: no compiler says.
+one, with another number of clients on a chip at once, how many would fit. Speed is not among it: no compiler says.
 `runtime.compile_for_absent_tpus()` must come before jax does, as it does on the command line.
 """
 
@@ -34,6 +34,7 @@ class Compiled(NamedTuple):
     """One round, compiled; sizes in bytes, per chip."""
 
     strategy: str
+    at_once: int  # clients on a chip
     arguments: int
     temporaries: int
     flops: float
@@ -55,18 +56,23 @@ class Plan(NamedTuple):
     available: float
     cohort: int
     as_asked: Compiled
-    one_each: Compiled
+    other: Compiled  # with one client on a chip at once, or two; the same if a chip has one only
+
+    @property
+    def alone(self) -> Compiled:
+        """That with one client on a chip at once."""
+        return min(self.as_asked, self.other, key=lambda c: c.at_once)
 
     @property
     def per_client(self) -> float:
         """Memory of one more client on a chip at once."""
-        more = math.ceil(self.cohort / self.chips) - 1
-        return (self.as_asked.memory - self.one_each.memory) / more if more else 0.0
+        more = self.as_asked.at_once - self.other.at_once
+        return (self.as_asked.memory - self.other.memory) / more if more else 0.0
 
     @property
     def largest_chunk(self) -> int:
         """Clients that fit on a chip at once, by a line through the two programs; 0 is none."""
-        room = self.available - self.one_each.memory
+        room = self.available - self.alone.memory
         if room < 0:
             return 0
         here = math.ceil(self.cohort / self.chips)
@@ -107,10 +113,10 @@ def plan(
     built = experiment.build(config, data_dir)
     size = config.cohort.size
     asked = compile_round(built, devices, config.cohort.chunk)
-    one = asked
-    if math.ceil(size / len(devices)) > 1 and config.cohort.chunk != 1:
-        one = compile_round(built, devices, 1)
-    return Plan(target, len(devices), MEMORY[kind], size, asked, one)
+    other = asked
+    if math.ceil(size / len(devices)) > 1:
+        other = compile_round(built, devices, 2 if asked.at_once == 1 else 1)
+    return Plan(target, len(devices), MEMORY[kind], size, asked, other)
 
 
 def compile_round(built: experiment.Experiment, devices: list[Any], chunk: int) -> Compiled:
@@ -135,8 +141,9 @@ def compile_round(built: experiment.Experiment, devices: list[Any], chunk: int) 
         state, _placed(data, mesh, PartitionSpec())
     ).compile()
     memory, cost = compiled.memory_analysis(), compiled.cost_analysis()
+    here = math.ceil(config.cohort.size / len(devices))
     return Compiled(
-        over.name, memory.argument_size_in_bytes, memory.temp_size_in_bytes,
+        over.name, min(chunk or here, here), memory.argument_size_in_bytes, memory.temp_size_in_bytes,
         cost.get("flops", math.nan), cost.get("bytes accessed", math.nan),
         collectives_in(compiled.as_text()),
         time.perf_counter() - start,
@@ -156,7 +163,7 @@ def _placed(tree: Any, mesh: Mesh, spec: PartitionSpec) -> Any:
 
 def page(found: Plan) -> str:
     """The plan for people."""
-    programs = [found.as_asked] + [found.one_each] * (found.one_each is not found.as_asked)
+    programs = [found.as_asked] + [found.other] * (found.other is not found.as_asked)
     rows = [
         [c.strategy, _mega(c.arguments), _mega(c.temporaries), _mega(c.memory),
          f"{c.flops:.3g}", _mega(c.traffic), f"{c.seconds:.0f}"]
@@ -178,7 +185,7 @@ def advice(found: Plan) -> str:
     here = math.ceil(found.cohort / found.chips)
     chunk = found.largest_chunk
     if not chunk:
-        lacks = found.one_each.memory - found.available
+        lacks = found.alone.memory - found.available
         return (
             f"does not fit: one client at once needs {_mega(lacks)} MB more than a chip has. What "
             "would help: client state in host memory (cohort.client_state=host), data on the host "
@@ -192,6 +199,8 @@ def advice(found: Plan) -> str:
             f"sharded --config.cohort.chunk={chunk}: about {chunk} clients fit on a chip at once "
             "(by a line through two programs)."
         )
+    if here == 1:
+        return "fits, with the one client that a chip has; more at once: plan a larger cohort."
     most = "any number of" if found.per_client <= 0 else f"about {chunk}"
     return (
         f"fits. On a chip, {most} clients fit at once (here {here}), so a cohort of "
