@@ -2,7 +2,8 @@
 
 libtpu (extra `plan`) compiles ahead of time for real topologies on any machine. From the compiled
 program come the memory of a chip, the arithmetic, and what chips say to each other; from a second
-one, with another number of clients on a chip at once, how many would fit. Speed is not among it: no compiler says.
+one, with another number of clients on a chip at once, how many would fit. Speed is not among it:
+no compiler says.
 `runtime.compile_for_absent_tpus()` must come before jax does, as it does on the command line.
 """
 
@@ -143,7 +144,8 @@ def compile_round(built: experiment.Experiment, devices: list[Any], chunk: int) 
     memory, cost = compiled.memory_analysis(), compiled.cost_analysis()
     here = math.ceil(config.cohort.size / len(devices))
     return Compiled(
-        over.name, min(chunk or here, here), memory.argument_size_in_bytes, memory.temp_size_in_bytes,
+        over.name, min(chunk or here, here), memory.argument_size_in_bytes,
+        memory.temp_size_in_bytes,
         cost.get("flops", math.nan), cost.get("bytes accessed", math.nan),
         collectives_in(compiled.as_text()),
         time.perf_counter() - start,
