@@ -13,6 +13,8 @@ fifth of the rate of Eigen's |
 """
 
 import hashlib
+import importlib.metadata
+import importlib.util
 import os
 import pathlib
 import platform
@@ -42,6 +44,19 @@ NO_TPU_HERE = {
     "TPU_WORKER_HOSTNAMES": "localhost",
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # several plans at once: no chip is theirs alone
 }
+
+
+def libtpu_without_tpu(environment: Mapping[str, str], devices: pathlib.Path) -> bool:
+    """Whether jax would look for TPUs in vain, for seconds and with many lines of warnings.
+
+    It does where libtpu is installed (extra `plan`). Nothing else says that this is a TPU host, the
+    user has not chosen a platform, and no plugin knows of other devices.
+    """
+    if environment.get(SWITCH, "1") == "0" or importlib.util.find_spec("libtpu") is None:
+        return False
+    said = "JAX_PLATFORMS" in environment or any(n.startswith("TPU_") for n in environment)
+    chips = [*devices.glob("accel[0-9]*"), *devices.glob("vfio/[0-9]*")]
+    return not (said or chips or importlib.metadata.entry_points(group="jax_plugins"))
 
 
 def compile_for_absent_tpus() -> None:
@@ -110,7 +125,9 @@ def _kind_of_cpu() -> str:
 
 
 def apply() -> None:
-    """Sets XLA_FLAGS for the backend that jax has yet to start."""
+    """Sets XLA_FLAGS, and JAX_PLATFORMS if need be, for the backend that jax has yet to start."""
     flags = xla_flags(os.environ, jaxlib.version.__version__)
     if flags:
         os.environ["XLA_FLAGS"] = flags
+    if libtpu_without_tpu(os.environ, pathlib.Path("/dev")):
+        os.environ["JAX_PLATFORMS"] = "cpu"

@@ -41,6 +41,28 @@ def test_the_flag_is_accepted_by_the_backend():
     assert out.stdout.strip() == f"3.0 {NAME}=", out.stderr
 
 
+@pytest.mark.parametrize(("environment", "devices", "installed", "plugins", "expected"), [
+    ({}, (), True, (), True),
+    ({}, (), False, (), False),
+    ({}, ("accel0",), True, (), False),
+    ({}, ("vfio/0",), True, (), False),
+    ({}, ("vfio/vfio",), True, (), True),
+    ({"TPU_WORKER_ID": "0"}, (), True, (), False),
+    ({"JAX_PLATFORMS": "tpu"}, (), True, (), False),
+    ({}, (), True, ("xla_cuda12",), False),
+    ({runtime.SWITCH: "0"}, (), True, (), False),
+])
+def test_tpus_are_not_looked_for_in_vain(
+    environment, devices, installed, plugins, expected, tmp_path, monkeypatch
+):
+    for name in devices:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    monkeypatch.setattr(runtime.importlib.util, "find_spec", lambda name: installed or None)
+    monkeypatch.setattr(runtime.importlib.metadata, "entry_points", lambda group: plugins)
+    assert runtime.libtpu_without_tpu(environment, tmp_path) == expected
+
+
 @pytest.fixture
 def home(tmp_path, monkeypatch):
     """Nothing is set that says where compiled programs go, but the home."""
