@@ -84,6 +84,26 @@ x = jax.random.normal(jax.random.key(0), (8 * len(jax.devices()), 8, 8, 8), jnp.
 w = jax.random.normal(jax.random.key(1), (3, 3, 8, 8), jnp.float32)
 np.testing.assert_allclose(jax.jit(split)(x, w), jax.jit(ops.conv)(x, w), rtol=1e-5, atol=1e-5)
 assert len(jax.devices()) == 8
+shapes = (3, 5, 4, 7), (2, 9, 9, 64), (1, 7, 6, 150), (4, 1, 1, 81), (0, 3, 3, 5), (2, 0, 3, 20)
+for shape in shapes:
+    draw = lambda i: jax.random.normal(jax.random.key(i), shape, jnp.float32)
+    a, b, da, db = map(draw, range(4))
+    loss = lambda a, b: jnp.sum(jnp.sin(ops.total(a)) + jnp.cos(ops.inner(a, b)))
+    grad = jax.grad(loss, (0, 1))
+    both = lambda a, b, da, db: (
+        ops.total(a), ops.inner(a, b), grad(a, b), jax.jvp(grad, (a, b), (da, db))
+    )
+    found = jax.jit(both)(a, b, da, db)
+    exact = jax.jit(both)(*(x.astype(jnp.float64) for x in (a, b, da, db)))
+    for x, y in zip(jax.tree.leaves(found), jax.tree.leaves(exact)):
+        np.testing.assert_allclose(x, y, rtol=1e-4, atol=2e-4)
+    for x, y in zip(jax.tree.leaves(found), jax.tree.leaves(jax.jit(both)(a, b, da, db))):
+        np.testing.assert_array_equal(x, y)
+    several = jax.jit(jax.vmap(ops.inner))(jnp.stack([a, da]), jnp.stack([b, db]))
+    np.testing.assert_array_equal(several[1], jax.jit(ops.inner)(da, db))
+    assert "fedjax_flat_image_inner" in jax.jit(ops.inner).lower(a, b).as_text()
+x = jax.random.normal(jax.random.key(0), (64, 8, 8, 8), jnp.float32)
+w = jax.random.normal(jax.random.key(1), (3, 3, 8, 8), jnp.float32)
 x, w = x.astype(jnp.bfloat16), w.astype(jnp.bfloat16)
 fast = kernels._has(kernels.HALF)
 assert ("fedjax_flat_conv" in jax.jit(ops.conv).lower(x, w).as_text()) == fast

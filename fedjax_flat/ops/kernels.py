@@ -1,10 +1,11 @@
 """Convolutions and LSTMs compiled for CPU, where they can be: `pip install 'fedjax-flat[onednn]'`.
 
 Convolutions are oneDNN's (onednn.cpp), of float32 or, where the processor multiplies it, bfloat16.
-The LSTM's loops over time are our own (lstm.cpp), of float32 and at least 16 units. Both are one
-library, compiled when the first of either is (6 s, then cached by versions and processor) against
-the one that the extra installs. Without it, compiler, AVX2 or these types the operations are those
-of ops/conv.py and ops/lstm.py, in pure JAX, and the log says why, once.
+The LSTM's loops over time (lstm.cpp), of float32 and at least 16 units, and sums over images
+(sums.cpp), of float32, are our own. All are one library, compiled when the first is needed (12 s on
+a busy core, then cached by versions and processor) against the one that the extra installs. Without
+it, compiler, AVX2 or these types the operations are those of ops/conv.py, ops/lstm.py and
+ops/sums.py, in pure JAX, and the log says why, once.
 
 FEDJAX_FLAT_KERNELS=auto | onednn | jax: what is there; oneDNN or an error; never oneDNN. Results of
 the two differ in their last bits, so a run folder records which it was trained with.
@@ -34,12 +35,12 @@ from fedjax_flat import errors
 logger = logging.getLogger("fedjax_flat")
 SWITCH = "FEDJAX_FLAT_KERNELS"
 FOLDER = pathlib.Path(__file__).parent
-SOURCES, INCLUDED = ("onednn.cpp", "lstm.cpp"), ("threads.h",)
+SOURCES, INCLUDED = ("onednn.cpp", "lstm.cpp", "sums.cpp"), ("threads.h",)
 LIBRARY, HEADERS = "onednn-cpu-gomp", "onednn-devel-cpu-gomp"
 HALF = "avx512_bf16"  # instructions without which bfloat16 is slower than float32
 HANDLERS = (
     "conv_output", "conv_input_grad", "conv_filter_grad", "lstm_forward", "lstm_linear",
-    "lstm_reverse",
+    "lstm_reverse", "image_total", "image_inner",
 )
 
 

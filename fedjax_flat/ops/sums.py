@@ -9,7 +9,8 @@ under transposition, so that derivatives of any order keep this form:
     total(x)      (N, H, W, C) -> (N, C), the sum over the image; transpose of spread
     inner(x, y)   total(x y); its transposes are products with something spread
 
-On other platforms they lower to XLA's own broadcast and sums.
+Both sums are compiled where kernels.py has compiled kernels, of float32: inner without the product
+in memory. On other platforms they lower to XLA's own broadcast and sums.
 """
 
 from collections.abc import Sequence
@@ -18,6 +19,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from fedjax_flat.ops import kernels
 from fedjax_flat.ops.primitive import Operation, accumulator, primitive
 
 
@@ -47,10 +49,25 @@ def _xla_total(x):
     return jnp.sum(x, axis=(1, 2), dtype=accumulator(x)).astype(x.dtype)
 
 
+def _compiled(name, *arrays):
+    """The sums by a kernel, or None where there is none."""
+    x = arrays[0]
+    if x.dtype != jnp.float32 or kernels.name() == "jax":
+        return None
+    return kernels.handler(name, jax.ShapeDtypeStruct((x.shape[0], x.shape[3]), x.dtype))(*arrays)
+
+
 def _cpu_total(x):
+    if (found := _compiled("image_total", x)) is not None:
+        return found
     ones = jnp.ones(x.shape[:3], x.dtype)
     image = (((1, 2), (1, 2)), ((0,), (0,)))
     return lax.dot_general(ones, x, image, preferred_element_type=accumulator(x)).astype(x.dtype)
+
+
+def _cpu_inner(a, b):
+    found = _compiled("image_inner", a, b)
+    return _cpu_total(a * b) if found is None else found
 
 
 _spread_p: Operation = primitive("spread", _spread, [lambda ct, values, image: total(ct)])
@@ -64,5 +81,5 @@ _inner_p: Operation = primitive(
         lambda ct, a, b: spread(ct, b.shape[1:3]) * b,
         lambda ct, a, b: spread(ct, a.shape[1:3]) * a,
     ],
-    cpu=lambda a, b: _cpu_total(a * b),
+    cpu=_cpu_inner,
 )
