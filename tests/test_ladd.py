@@ -1,5 +1,7 @@
 """LADD and self-training: losses, clusters, rounds and tests by nearest style, against NumPy."""
 
+import types
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -347,5 +349,14 @@ def test_styles_that_are_alike_are_near_on_the_map(source, tmp_path):
     assert [len(trace["x"]) for trace in chart.data] == [12] * 4
     plain = small_config(data__name="owned")
     assert by_style.map_of(plain, dataset, partition) is None
+    # On the page it is that of the last phase, where the clients are.
+    partition.save(tmp_path / "partition.npz")
+    phase = lambda config: types.SimpleNamespace(
+        config=lambda: config, partition_file=tmp_path / "partition.npz", phases=None
+    )
+    several = types.SimpleNamespace(phases=[phase(plain), phase(config)])
+    (chart,) = client_sections._style_maps(several, None)
+    assert [len(trace["x"]) for trace in chart.data] == [12] * 4
+    assert client_sections._style_maps(phase(plain), None) == []
     few = ff.data.Partition.of([everyone[:4]])
     assert by_style.map_of(config, dataset, few) is None

@@ -125,8 +125,7 @@ def ownership(found: Sequence[Group], data_dir: str | None) -> Part:
             counts = class_counts(dataset, partition)
             if (of_pixels := pixels.pixel_counts(dataset, partition)) is not None:
                 made.append(_pixel_boxes(of_pixels, masks.names_of(dataset)))
-            if (on_plane := by_style.map_of(folder.config(), dataset, partition)) is not None:
-                made.append(_style_map(on_plane))
+            made += _style_maps(run.folder, data_dir)
         except errors.UsageError as e:
             text = f"Classes are not shown: {str(e).splitlines()[0]}"
         if counts is not None and counts.shape[1] <= 1000:
@@ -156,6 +155,14 @@ def _dataset(
     dataset = data_lib.load(config.data.name, data_dir, **options)
     partition.check(data_lib.count_of(dataset.train))
     return dataset
+
+
+def _style_maps(folder: RunFolder, data_dir: str | None) -> list[Chart]:
+    """Of the last phase, in which clients train: the server's, before it, has none of theirs."""
+    last = (folder.phases or [folder])[-1]
+    partition = Partition.load(last.partition_file)
+    found = by_style.map_of(last.config(), _dataset(last, partition, data_dir), partition)
+    return [_style_map(found)] if found else []
 
 
 def _style_map(found: by_style.StyleMap) -> Chart:
