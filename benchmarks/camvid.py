@@ -122,7 +122,7 @@ def keep(folder: pathlib.Path, kept: pathlib.Path) -> None:
     kept.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(folder / "config.json", kept / "config.json")
     lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
-    wanted = [line for line in lines if json.loads(line)["split"] in SPLITS]
+    wanted = [line for line in lines if json.loads(line)["split"] in (*SPLITS, "local_test")]
     (kept / "metrics.jsonl").write_text("".join(wanted))
 
 
